@@ -1,0 +1,192 @@
+#include "ptd/session.h"
+
+#include <pybind11/numpy.h>
+
+#include <memory>
+
+#include "bindings.h"
+#include "ptd/ptd_drafter.h"
+
+namespace py = pybind11;
+
+namespace ptd {
+namespace {
+
+// Lets Python subclass Drafter (research): the GIL is taken for the call only.
+class PyDrafter : public Drafter, public py::trampoline_self_life_support {
+ public:
+  DrafterNeeds needs() const override {
+    PYBIND11_OVERRIDE_PURE(DrafterNeeds, Drafter, needs);
+  }
+  void begin(Span<const TokenId> prompt) override {
+    py::gil_scoped_acquire gil;
+    override("begin")(std::vector<TokenId>(prompt.begin(), prompt.end()));
+  }
+  void propose(Span<const TokenId> committed, TreeBuilder& tree) override {
+    py::gil_scoped_acquire gil;
+    override("propose")(std::vector<TokenId>(committed.begin(), committed.end()),
+                        py::cast(&tree, py::return_value_policy::reference));
+  }
+  void observe(const StepOutcome& outcome) override {
+    py::gil_scoped_acquire gil;
+    override("observe")(py::cast(&outcome, py::return_value_policy::reference));
+  }
+
+ private:
+  py::function override(const char* name) const {
+    py::function f = py::get_override(static_cast<const Drafter*>(this), name);
+    if (!f) throw std::runtime_error(std::string("a Drafter must define ") + name + "()");
+    return f;
+  }
+};
+
+template <class T>
+std::vector<std::remove_const_t<T>> to_vector(Span<T> values) {
+  return {values.begin(), values.end()};
+}
+
+void bind_drafters(py::module_& m) {
+  py::class_<DrafterNeeds>(m, "DrafterNeeds")
+      .def(py::init([](int max_nodes, int top_k) { return DrafterNeeds{max_nodes, top_k}; }),
+           py::arg("max_nodes"), py::arg("top_k") = 0)
+      .def_readonly("max_nodes", &DrafterNeeds::max_nodes)
+      .def_readonly("top_k", &DrafterNeeds::top_k);
+
+  py::class_<StepOutcome>(m, "StepOutcome")
+      .def_property_readonly("tree", [](const StepOutcome& o) { return o.tree; },
+                             py::return_value_policy::reference)
+      .def_property_readonly("accepted", [](const StepOutcome& o) { return to_vector(o.accepted); })
+      .def_property_readonly("new_tokens",
+                             [](const StepOutcome& o) { return to_vector(o.new_tokens); })
+      .def_property_readonly("outputs", [](const StepOutcome& o) {
+        const auto rows = static_cast<py::ssize_t>(o.tree->size());
+        py::array_t<TokenId> out({rows, static_cast<py::ssize_t>(o.stride)});
+        std::copy(o.outputs.begin(), o.outputs.begin() + out.size(), out.mutable_data());
+        return out;
+      });
+
+  py::class_<Drafter, PyDrafter, py::smart_holder>(m, "Drafter")
+      .def(py::init<>())
+      .def("needs", &Drafter::needs);
+  py::class_<AutoregressiveDrafter, Drafter, py::smart_holder>(m, "AutoregressiveDrafter")
+      .def(py::init<>());
+  py::class_<PTDDrafter, Drafter, py::smart_holder>(m, "PTDDrafter")
+      .def(py::init([](int width, int depth, int max_draft_nodes, int max_candidate_nodes,
+                       int pool_nodes_per_key, int pool_max_keys, std::uint64_t seed,
+                       std::vector<TokenId> eos_ids) {
+             return std::make_shared<PTDDrafter>(
+                 PTDOptions{width, depth, max_draft_nodes, max_candidate_nodes, pool_nodes_per_key,
+                            pool_max_keys, seed, std::move(eos_ids)});
+           }),
+           py::arg("width") = 4, py::arg("depth") = 6, py::arg("max_draft_nodes") = 96,
+           py::arg("max_candidate_nodes") = 60, py::arg("pool_nodes_per_key") = 60,
+           py::arg("pool_max_keys") = 4096, py::arg("seed") = 0,
+           py::arg("eos_ids") = std::vector<TokenId>{})
+      .def_property_readonly("draft_tree", &PTDDrafter::draft_tree,
+                             py::return_value_policy::reference_internal)
+      .def_property_readonly("pool", &PTDDrafter::pool, py::return_value_policy::reference_internal)
+      .def_property_readonly("initial_chains", &PTDDrafter::initial_chains);
+}
+
+py::dict stats_dict(const SessionStats& s) {
+  py::dict out;
+  out["steps"] = s.steps;
+  out["tokens"] = s.tokens;
+  out["hit_steps"] = s.hit_steps;
+  out["hit_tokens"] = s.hit_tokens;
+  out["candidate_nodes"] = s.candidate_nodes;
+  out["draft_nodes"] = s.draft_nodes;
+  out["accepted"] = s.accepted;
+  out["accepted_histogram"] = s.accepted_histogram;
+  return out;
+}
+
+const char* reason_name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kNone:
+      break;
+  }
+  return "";
+}
+
+py::tuple step_result(const StepResult& r) {
+  return py::make_tuple(to_vector(r.tokens), r.accepted);
+}
+
+}  // namespace
+
+void bind_session(py::module_& m) {
+  bind_drafters(m);
+
+  py::class_<Session>(m, "Session")
+      .def(py::init([](std::vector<TokenId> prompt, std::shared_ptr<Drafter> drafter,
+                       int max_seq_len, int max_new_tokens, float temperature, int top_k,
+                       float top_p, float min_p, std::uint64_t seed, std::vector<TokenId> stop_ids,
+                       int max_path, int output_top_k, std::vector<int> node_buckets) {
+             py::gil_scoped_release nogil;
+             return std::make_unique<Session>(
+                 std::move(prompt), std::move(drafter),
+                 SessionParams{max_new_tokens, temperature, top_k, top_p, min_p, seed,
+                               std::move(stop_ids)},
+                 SessionLimits{max_seq_len, max_path, output_top_k, std::move(node_buckets)});
+           }),
+           py::arg("prompt"), py::arg("drafter").none(false), py::kw_only(), py::arg("max_seq_len"),
+           py::arg("max_new_tokens") = 128, py::arg("temperature") = 0.0f, py::arg("top_k") = 0,
+           py::arg("top_p") = 1.0f, py::arg("min_p") = 0.0f, py::arg("seed") = 0,
+           py::arg("stop_ids") = std::vector<TokenId>{}, py::arg("max_path") = 64,
+           py::arg("output_top_k") = 0, py::arg("node_buckets") = std::vector<int>{})
+      .def(
+          "plan",
+          [](Session& s, const py::buffer& block) {
+            const py::buffer_info info = block.request(/*writable=*/true);
+            const auto bytes = as_span<unsigned char>(info, "block");
+            py::gil_scoped_release nogil;
+            return s.plan(bytes.data(), bytes.size());
+          },
+          py::arg("block"))
+      .def(
+          "commit",
+          [](Session& s, const py::buffer& output) {
+            const py::buffer_info info = output.request();
+            const auto ids = as_span<const TokenId>(info, "output");
+            StepResult result;
+            {
+              py::gil_scoped_release nogil;
+              result = s.commit(ids);
+            }
+            return step_result(result);
+          },
+          py::arg("output"))
+      .def(
+          "commit_recursive",
+          [](Session& s, const py::buffer& output, const py::buffer& probs) {
+            const py::buffer_info info = output.request();
+            const py::buffer_info p = probs.request();
+            const auto ids = as_span<const TokenId>(info, "output");
+            const auto values = as_span<const double>(p, "probs");
+            const int vocab = p.ndim == 2 ? static_cast<int>(p.shape[1]) : 0;
+            StepResult result;
+            {
+              py::gil_scoped_release nogil;
+              result = s.commit_recursive(ids, values, vocab);
+            }
+            return step_result(result);
+          },
+          py::arg("output"), py::arg("probs"))
+      .def_property_readonly("finished", &Session::finished)
+      .def_property_readonly("finish_reason",
+                             [](const Session& s) { return reason_name(s.finish_reason()); })
+      .def_property_readonly("plan_bytes", &Session::plan_bytes)
+      .def_property_readonly("kv_len", &Session::kv_len)
+      .def_property_readonly("prompt_len", &Session::prompt_len)
+      .def_property_readonly("token_ids",
+                             [](const Session& s) { return to_vector(s.output_tokens()); })
+      .def_property_readonly("tree", &Session::tree, py::return_value_policy::reference_internal)
+      .def_property_readonly("stats", [](const Session& s) { return stats_dict(s.stats()); });
+}
+
+}  // namespace ptd

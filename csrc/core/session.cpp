@@ -1,0 +1,182 @@
+#include "ptd/session.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ptd/rng.h"
+#include "ptd/verify.h"
+
+namespace ptd {
+namespace {
+
+// The recursive walk's numbers: the row's absolute position and the draw number (0 is the coupled
+// sampler's).
+class PositionUniforms final : public UniformSource {
+ public:
+  PositionUniforms(std::uint64_t seed, int root_position)
+      : seed_(seed), root_position_(static_cast<std::uint64_t>(root_position)) {}
+  double draw(int depth, int k) override {
+    return philox_uniform(seed_, root_position_ + static_cast<std::uint64_t>(depth),
+                          static_cast<std::uint32_t>(k));
+  }
+
+ private:
+  std::uint64_t seed_;
+  std::uint64_t root_position_;
+};
+
+}  // namespace
+
+Session::Session(std::vector<TokenId> prompt, std::shared_ptr<Drafter> drafter,
+                 SessionParams params, SessionLimits limits)
+    : drafter_(std::move(drafter)),
+      params_(std::move(params)),
+      limits_(std::move(limits)),
+      prompt_len_(static_cast<int>(prompt.size())),
+      tokens_(std::move(prompt)) {
+  if (tokens_.empty()) throw InvalidArgument("prompt=[] is not valid: allowed is at least 1 token.");
+  if (prompt_len_ >= limits_.max_seq_len) {
+    throw InvalidArgument::for_field(
+        "prompt length", prompt_len_,
+        "at most " + std::to_string(limits_.max_seq_len - 1) + " tokens (max_seq_len - 1)");
+  }
+  if (params_.max_new_tokens < 0) {
+    throw InvalidArgument::for_field("max_new_tokens", params_.max_new_tokens, "an integer >= 0");
+  }
+  const DrafterNeeds needs = drafter_->needs();
+  auto& buckets = limits_.node_buckets;
+  std::sort(buckets.begin(), buckets.end());
+  max_nodes_ = std::min(1 + needs.max_nodes, kMaxTreeNodes);
+  if (!buckets.empty()) max_nodes_ = std::min(max_nodes_, buckets.back());
+  if (needs.top_k > limits_.top_k) {
+    throw InvalidArgument::for_field("top_k of the output", limits_.top_k,
+                                     "at least the drafter's " + std::to_string(needs.top_k));
+  }
+  stats_.accepted_histogram.assign(static_cast<std::size_t>(limits_.max_path) + 1, 0);
+  if (params_.max_new_tokens == 0) {
+    finish_reason_ = FinishReason::kLength;
+    return;
+  }
+  drafter_->begin(tokens_);
+}
+
+Span<const TokenId> Session::output_tokens() const {
+  return {tokens_.data() + prompt_len_, tokens_.size() - static_cast<std::size_t>(prompt_len_)};
+}
+
+int Session::bucket_for(int n_nodes) const {
+  const auto& buckets = limits_.node_buckets;
+  const auto it = std::lower_bound(buckets.begin(), buckets.end(), n_nodes);
+  return it == buckets.end() ? n_nodes : *it;
+}
+
+std::size_t Session::plan_bytes() const {
+  return PlanLayout::of(bucket_for(max_nodes_), limits_.max_path).total;
+}
+
+int Session::plan(unsigned char* block, std::size_t block_size) {
+  if (finished()) throw std::logic_error("plan() after the request finished");
+  if (block_size < plan_bytes()) {
+    throw InvalidArgument::for_field("block_size", static_cast<long long>(block_size),
+                                     "at least " + std::to_string(plan_bytes()) + " bytes");
+  }
+  const int prefix_len = kv_len();
+  // The row at depth k holds the token at position prefix_len + k, which must fit the context.
+  const int max_depth = limits_.max_seq_len - 1 - prefix_len;
+  tree_.begin(tokens_.back(), max_nodes_, limits_.max_path, max_depth);
+  drafter_->propose(tokens_, tree_);
+  bucket_ = bucket_for(tree_.size());
+  pack_plan(tree_,
+            {prefix_len, commit_src_, params_.temperature, params_.top_k, params_.top_p,
+             params_.min_p, params_.seed},
+            bucket_, limits_.max_path, block);
+  planned_ = true;
+  return bucket_;
+}
+
+void Session::check_output(Span<const TokenId> output) const {
+  if (!planned_) throw std::logic_error("commit() without a plan()");
+  const auto needed = static_cast<std::size_t>(tree_.size()) *
+                      static_cast<std::size_t>(1 + limits_.top_k);
+  if (output.size() < needed) {
+    throw InvalidArgument::for_field("len(output)", static_cast<long long>(output.size()),
+                                     "at least " + std::to_string(needed));
+  }
+}
+
+StepResult Session::commit(Span<const TokenId> output) {
+  check_output(output);
+  const int stride = 1 + limits_.top_k;
+  verify_walk(tree_.tokens(), tree_.parents(), output, stride, tree_.n_verify(), path_);
+  const NodeId last = path_.empty() ? 0 : path_.back();
+  return finish_step(output, output[static_cast<std::size_t>(last * stride)]);
+}
+
+StepResult Session::commit_recursive(Span<const TokenId> output, Span<const double> probs,
+                                     int vocab) {
+  check_output(output);
+  const auto needed =
+      static_cast<std::size_t>(tree_.n_verify()) * static_cast<std::size_t>(vocab);
+  if (probs.size() < needed) {
+    throw InvalidArgument::for_field("len(probs)", static_cast<long long>(probs.size()),
+                                     "at least n_verify * vocab = " + std::to_string(needed));
+  }
+  PositionUniforms uniforms(params_.seed, kv_len());
+  const TokenId last = verify_recursive(tree_.tokens(), tree_.parents(), probs, tree_.n_verify(),
+                                        vocab, uniforms, path_);
+  return finish_step(output, last);
+}
+
+bool Session::emit(TokenId token) {
+  tokens_.push_back(token);
+  const auto& stops = params_.stop_ids;
+  if (std::find(stops.begin(), stops.end(), token) != stops.end()) {
+    finish_reason_ = FinishReason::kStop;
+  } else if (static_cast<int>(tokens_.size()) - prompt_len_ >= params_.max_new_tokens ||
+             static_cast<int>(tokens_.size()) >= limits_.max_seq_len) {
+    finish_reason_ = FinishReason::kLength;
+  }
+  return !finished();
+}
+
+StepResult Session::finish_step(Span<const TokenId> output, TokenId last_token) {
+  planned_ = false;
+  const int root_row = kv_len();
+  const auto before = tokens_.size();
+  bool open = true;
+  commit_src_.clear();
+  for (const NodeId row : path_) {
+    if (!open) break;
+    open = emit(tree_.token(row));
+    commit_src_.push_back(root_row + row);
+  }
+  const int accepted = static_cast<int>(commit_src_.size());
+  if (open && last_token < 0) {
+    throw NonFiniteLogits("step " + std::to_string(stats_.steps) +
+                          ": the model's logits are not finite (NaN or infinity).");
+  }
+  if (open) {
+    emit(last_token);
+  } else {
+    // The output ends on an accepted token, whose KV row stays unread: kv_len counts it out.
+    commit_src_.pop_back();
+  }
+
+  const auto emitted = static_cast<std::int64_t>(tokens_.size() - before);
+  const bool hit = tree_.n_verify() > 1;
+  ++stats_.steps;
+  stats_.tokens += emitted;
+  stats_.hit_steps += hit ? 1 : 0;
+  stats_.hit_tokens += hit ? emitted : 0;
+  stats_.candidate_nodes += tree_.n_verify() - 1;
+  stats_.draft_nodes += tree_.size() - tree_.n_verify();
+  stats_.accepted += accepted;
+  ++stats_.accepted_histogram[static_cast<std::size_t>(accepted)];
+
+  const Span<const TokenId> new_tokens(tokens_.data() + before, static_cast<std::size_t>(emitted));
+  const Span<const NodeId> accepted_rows(path_.data(), static_cast<std::size_t>(accepted));
+  drafter_->observe({&tree_, output, 1 + limits_.top_k, accepted_rows, new_tokens});
+  return {new_tokens, accepted};
+}
+
+}  // namespace ptd

@@ -1,0 +1,82 @@
+#include "ptd/verify.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace ptd {
+
+void verify_walk(Span<const TokenId> tokens, Span<const NodeId> parents,
+                 Span<const TokenId> next_tokens, int stride, int n_verify,
+                 std::vector<NodeId>& path) {
+  // matched[i]: row i is reached by following next tokens from the root. Parents precede children,
+  // so one forward pass finds all matched rows; the deepest one (lowest row on ties) ends the path.
+  path.clear();
+  bool matched[kMaxTreeNodes] = {true};
+  int depth[kMaxTreeNodes] = {0};
+  NodeId deepest = 0;
+  for (int i = 1; i < n_verify; ++i) {
+    const NodeId p = parents[static_cast<std::size_t>(i)];
+    matched[i] = matched[p] && tokens[static_cast<std::size_t>(i)] ==
+                                   next_tokens[static_cast<std::size_t>(p * stride)];
+    depth[i] = depth[p] + 1;
+    if (matched[i] && depth[i] > depth[deepest]) deepest = i;
+  }
+  for (NodeId at = deepest; at != 0; at = parents[static_cast<std::size_t>(at)]) path.push_back(at);
+  std::reverse(path.begin(), path.end());
+}
+
+TokenId verify_recursive(Span<const TokenId> tokens, Span<const NodeId> parents,
+                         Span<const double> probs, int n_verify, int vocab, UniformSource& uniforms,
+                         std::vector<NodeId>& path) {
+  path.clear();
+  const auto size = static_cast<std::size_t>(vocab);
+  std::vector<double> rest(size);
+  NodeId at = 0;
+  while (true) {
+    const double* row = probs.data() + static_cast<std::size_t>(at) * size;
+    rest.assign(row, row + size);
+    const int depth = static_cast<int>(path.size());
+    int draws = 0;
+    NodeId accepted = kNoNode;
+    for (int c = at + 1; c < n_verify && accepted == kNoNode; ++c) {
+      if (parents[static_cast<std::size_t>(c)] != at) continue;
+      const TokenId token = tokens[static_cast<std::size_t>(c)];
+      if (token < 0 || token >= vocab) {
+        throw InvalidArgument::for_field("token", token,
+                                         "an id from 0 to " + std::to_string(vocab - 1));
+      }
+      double& p = rest[static_cast<std::size_t>(token)];
+      if (p <= 0.0) continue;  // it can be neither accepted nor removed: no draw is spent on it
+      if (uniforms.draw(depth, ++draws) < p) {
+        accepted = c;
+        break;
+      }
+      const double removed = std::exchange(p, 0.0);
+      const double total = std::accumulate(rest.begin(), rest.end(), 0.0);
+      if (total <= 0.0) {  // rounding left nothing: all the mass was on this child
+        p = removed;
+        accepted = c;
+        break;
+      }
+      for (double& q : rest) q /= total;
+    }
+    if (accepted == kNoNode) {
+      const double total = std::accumulate(rest.begin(), rest.end(), 0.0);
+      const double target = uniforms.draw(depth, ++draws) * total;
+      double cumulative = 0.0;
+      TokenId last = 0;
+      for (int t = 0; t < vocab; ++t) {
+        if (rest[static_cast<std::size_t>(t)] <= 0.0) continue;
+        last = t;
+        cumulative += rest[static_cast<std::size_t>(t)];
+        if (cumulative > target) break;
+      }
+      return last;
+    }
+    path.push_back(accepted);
+    at = accepted;
+  }
+}
+
+}  // namespace ptd

@@ -1,0 +1,46 @@
+// Drafter: proposes the tree of a step and learns from its outcome. It can only add rows, it never
+// sees nor alters acceptance: so every drafter is lossless by construction.
+#pragma once
+
+#include "ptd/step_plan.h"
+#include "ptd/types.h"
+
+namespace ptd {
+
+struct DrafterNeeds {
+  int max_nodes = 0;  // most rows it ever proposes, root not counted
+  int top_k = 0;      // successors a row it wants to see besides the next token
+};
+
+// What a step produced. Views are valid during observe() only.
+struct StepOutcome {
+  const TreeBuilder* tree = nullptr;
+  Span<const TokenId> outputs;     // [n_nodes, 1 + top_k]: next token (or -1), then top-k ids
+  int stride = 1;                  // 1 + top_k
+  Span<const NodeId> accepted;     // rows of the accepted path, root excluded
+  Span<const TokenId> new_tokens;  // tokens the step added to the output
+
+  TokenId next_token(NodeId row) const { return outputs[static_cast<std::size_t>(row * stride)]; }
+};
+
+class Drafter {
+ public:
+  virtual ~Drafter() = default;
+  virtual DrafterNeeds needs() const = 0;
+  // A new request: forget the last one.
+  virtual void begin(Span<const TokenId> prompt) = 0;
+  // `committed` = prompt and output so far; its last token is the tree's root.
+  virtual void propose(Span<const TokenId> committed, TreeBuilder& tree) = 0;
+  virtual void observe(const StepOutcome& outcome) = 0;
+};
+
+// Plain decoding: the root alone.
+class AutoregressiveDrafter final : public Drafter {
+ public:
+  DrafterNeeds needs() const override { return {}; }
+  void begin(Span<const TokenId>) override {}
+  void propose(Span<const TokenId>, TreeBuilder&) override {}
+  void observe(const StepOutcome&) override {}
+};
+
+}  // namespace ptd
