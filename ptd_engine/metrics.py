@@ -1,0 +1,146 @@
+"""The paper's and the field's speculation metrics, defined once.
+
+Counters come from `_core.Session.stats` (prefill is not a step). With them
+    decoding_efficiency == hit_rate * accept_length + (1 - hit_rate)
+holds exactly on the counters, because a step without candidates emits one token.
+Sources: the PTD paper, section 4.1 (DE, HR, AL, Dft, Ver); vLLM's speculative decoding statistics
+(draft_acceptance_rate, mean_acceptance_length).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    """0 where nothing was counted, so that a report never holds NaN."""
+    return numerator / denominator if denominator else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStats:
+    """One generation (or several, see `merge`).
+
+    Attributes:
+        steps: forward passes after prefill.
+        tokens: tokens generated.
+        decoding_efficiency: tokens / steps (the paper's DE).
+        hit_rate: share of steps whose candidate tree was not empty (HR).
+        accept_length: mean tokens output on those steps, bonus token included (AL).
+        mean_draft_nodes, mean_candidate_nodes: rows a step (Dft, Ver).
+        accepted_step_rate: share of steps with at least one accepted candidate (stricter than HR).
+        acceptance_histogram: [k] = steps that accepted k candidates, trailing zeros cut.
+        mean_acceptance_length: 1 + accepted / steps.
+        draft_acceptance_rate: accepted / candidate rows.
+        time_to_first_token_s: from the call to the first token, prefill included.
+        decode_time_s: all steps, prefill excluded.
+        total_time_s: end to end.
+        tokens_per_second: tokens / total_time_s (the paper's TP).
+        plan_time_s, forward_time_s, commit_time_s: where the steps' time went.
+    """
+
+    steps: int
+    tokens: int
+    hit_steps: int
+    hit_tokens: int
+    candidate_nodes: int
+    draft_nodes: int
+    accepted: int
+    acceptance_histogram: tuple[int, ...]
+    time_to_first_token_s: float = 0.0
+    total_time_s: float = 0.0
+    plan_time_s: float = 0.0
+    forward_time_s: float = 0.0
+    commit_time_s: float = 0.0
+
+    @classmethod
+    def from_counters(cls, counters: Mapping[str, Any], **times: float) -> GenerationStats:
+        """Build from a session's counters and the engine's times in seconds."""
+        return cls(
+            steps=counters["steps"],
+            tokens=counters["tokens"],
+            hit_steps=counters["hit_steps"],
+            hit_tokens=counters["hit_tokens"],
+            candidate_nodes=counters["candidate_nodes"],
+            draft_nodes=counters["draft_nodes"],
+            accepted=counters["accepted"],
+            acceptance_histogram=_trim(counters["accepted_histogram"]),
+            **times,
+        )
+
+    @classmethod
+    def merge(cls, parts: Sequence[GenerationStats]) -> GenerationStats:
+        """Sum of several generations: counters and times add, so ratios are weighted by steps.
+
+        time_to_first_token_s becomes the mean.
+        """
+        width = max((len(p.acceptance_histogram) for p in parts), default=0)
+        histogram = [0] * width
+        for part in parts:
+            for k, n in enumerate(part.acceptance_histogram):
+                histogram[k] += n
+        summed: dict[str, Any] = {
+            name: sum(getattr(p, name) for p in parts)
+            for name in cls.__dataclass_fields__
+            if name != "acceptance_histogram"
+        }
+        summed["time_to_first_token_s"] = _ratio(summed["time_to_first_token_s"], len(parts))
+        return cls(acceptance_histogram=tuple(histogram), **summed)
+
+    @property
+    def decoding_efficiency(self) -> float:
+        return _ratio(self.tokens, self.steps)
+
+    @property
+    def hit_rate(self) -> float:
+        return _ratio(self.hit_steps, self.steps)
+
+    @property
+    def accept_length(self) -> float:
+        return _ratio(self.hit_tokens, self.hit_steps)
+
+    @property
+    def mean_draft_nodes(self) -> float:
+        return _ratio(self.draft_nodes, self.steps)
+
+    @property
+    def mean_candidate_nodes(self) -> float:
+        return _ratio(self.candidate_nodes, self.steps)
+
+    @property
+    def accepted_step_rate(self) -> float:
+        return _ratio(sum(self.acceptance_histogram[1:]), self.steps)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        return 1.0 + _ratio(self.accepted, self.steps)
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        return _ratio(self.accepted, self.candidate_nodes)
+
+    @property
+    def decode_time_s(self) -> float:
+        return self.plan_time_s + self.forward_time_s + self.commit_time_s
+
+    @property
+    def tokens_per_second(self) -> float:
+        return _ratio(self.tokens, self.total_time_s)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Counters and every derived metric, ready for JSON (no NaN, no infinity)."""
+        derived = {
+            name: getattr(self, name)
+            for name, value in type(self).__dict__.items()
+            if isinstance(value, property)
+        }
+        return {**asdict(self), **derived}
+
+
+def _trim(histogram: Sequence[int]) -> tuple[int, ...]:
+    end = len(histogram)
+    while end > 1 and histogram[end - 1] == 0:
+        end -= 1
+    return tuple(histogram[:end])

@@ -1,0 +1,141 @@
+"""Static memory of a step: the packed plan, its device copy, and the step's output.
+
+The session writes the plan into `staging` (pinned where there is a GPU); one copy takes it to the
+device. On a CPU both are the same memory and nothing is copied. The block's layout is defined in
+csrc/include/ptd/step_plan.h.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ptd_engine import _core
+
+MOVES_ROWS = 1  # flags of the plan header
+SAMPLES = 2
+FILTERS = 4
+
+_TYPES = {
+    "header": torch.int32,
+    "sampling": torch.float32,
+    "token_ids": torch.int32,
+    "positions": torch.int32,
+    "commit_src": torch.int32,
+    "temperature": torch.float32,
+    "uniform": torch.float32,
+    "mask": torch.int64,
+}
+
+
+@dataclass(frozen=True)
+class PlanView:
+    """Device views into the block of one node bucket N; W = ceil(N / 64), P = max_path.
+
+    Attributes:
+        prefix_len, n_commit: int32 [1].
+        sampling: float32 [4]: top_k, top_p, min_p, 0.
+        token_ids, positions: int32 [N].
+        commit_src: int32 [P].
+        temperature, uniform: float32 [N].
+        mask: int64 [N, W], the bits of uint64.
+    """
+
+    prefix_len: Tensor
+    n_commit: Tensor
+    sampling: Tensor
+    token_ids: Tensor
+    positions: Tensor
+    commit_src: Tensor
+    temperature: Tensor
+    uniform: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True)
+class PlanHeader:
+    """What the host reads of the plan it has just written."""
+
+    n_nodes: int
+    n_verify: int
+    prefix_len: int
+    n_commit: int
+    flags: int
+
+
+class StepBuffers:
+    """Plan and output memory for steps of up to `max_nodes` rows."""
+
+    def __init__(self, max_nodes: int, max_path: int, top_k: int, device: torch.device) -> None:
+        """Allocate once.
+
+        Args:
+            max_nodes: rows of the largest node bucket.
+            max_path: the session's longest accepted path (P).
+            top_k: successor ids a row in the output (K).
+        """
+        self.max_nodes = max_nodes
+        self.max_path = max_path
+        self.top_k = top_k
+        self.device = device
+        on_gpu = device.type == "cuda"
+        nbytes = int(_core.plan_layout(max_nodes, max_path)["total"])
+        self._staging = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=on_gpu)
+        self._block = (
+            torch.zeros(nbytes, dtype=torch.uint8, device=device) if on_gpu else self._staging
+        )
+        shape = (max_nodes, 1 + top_k)
+        self._host_output = torch.zeros(shape, dtype=torch.int32, pin_memory=on_gpu)
+        self.output = (
+            torch.zeros(shape, dtype=torch.int32, device=device) if on_gpu else self._host_output
+        )
+        self.staging: npt.NDArray[np.uint8] = self._staging.numpy()
+        self.host_output: npt.NDArray[np.int32] = self._host_output.numpy()
+        self._header: npt.NDArray[np.int32] = self.staging[:32].view(np.int32)
+        self._views: dict[int, PlanView] = {}
+
+    def header(self) -> PlanHeader:
+        """The header of the plan in `staging`."""
+        return PlanHeader(*(int(value) for value in self._header[:5]))
+
+    def upload(self, n_bucket: int) -> None:
+        """Enqueue the host-to-device copy of the plan (nothing on a CPU)."""
+        if self._block is not self._staging:
+            nbytes = int(_core.plan_layout(n_bucket, self.max_path)["total"])
+            self._block[:nbytes].copy_(self._staging[:nbytes], non_blocking=True)
+
+    def download(self, n_bucket: int) -> None:
+        """Enqueue the device-to-host copy of the output (nothing on a CPU)."""
+        if self.output is not self._host_output:
+            self._host_output[:n_bucket].copy_(self.output[:n_bucket], non_blocking=True)
+
+    def view(self, n_bucket: int) -> PlanView:
+        """Typed device views of the block for this bucket, made once a bucket."""
+        found = self._views.get(n_bucket)
+        if found is None:
+            found = self._views[n_bucket] = self._make_view(n_bucket)
+        return found
+
+    def _make_view(self, n_bucket: int) -> PlanView:
+        layout = _core.plan_layout(n_bucket, self.max_path)
+
+        def field(name: str) -> Tensor:
+            offset, size = layout[name]
+            return self._block[offset : offset + size].view(_TYPES[name])
+
+        header = field("header")
+        return PlanView(
+            prefix_len=header[2:3],
+            n_commit=header[3:4],
+            sampling=field("sampling"),
+            token_ids=field("token_ids"),
+            positions=field("positions"),
+            commit_src=field("commit_src"),
+            temperature=field("temperature"),
+            uniform=field("uniform"),
+            mask=field("mask").view(n_bucket, -1),
+        )
