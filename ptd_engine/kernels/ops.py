@@ -1,0 +1,319 @@
+"""The contract of every operation that a forward pass is made of.
+
+An `Ops` is a frozen set of callables, resolved once by `select_ops`; the model calls them directly,
+so there is no dispatch per call. Every op writes into buffers that the caller allocated, is free of
+host synchronisation (no `.item()`, no boolean indexing, no shape that depends on data) and so may
+be captured in a CUDA graph.
+
+Letters: N rows of the step, H hidden size, I intermediate size, Hq query heads, Hkv key/value
+heads, D head size, S capacity of the cache in rows, L layers, V vocabulary, W = ceil(N / 64) mask
+words, P longest accepted path, T = kv_bound. "dtype" is the model's floating type; cache, weights
+and activations share it.
+
+Rows. `prefix_len` is a device int32 tensor of one element: cache rows below it are committed. Row i
+of the step lives in cache row prefix_len + i. `kv_bound` is its host-side bound, kv_bound >=
+prefix_len + N: an op reads no cache row at or above it, and what lies between prefix_len + N and
+kv_bound is dead and may hold anything, NaN included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+SelectMode = Literal["greedy", "sample", "filter"]
+
+
+@dataclass(frozen=True)
+class LinearWeight:
+    """A weight matrix in the layout of the backend that packed it; opaque to everybody else.
+
+    Attributes:
+        data: the packed weight; only the `linear` of the same backend may read it.
+        bias: [out_features], dtype, or None.
+        layout: the layout's name, for `describe` and for errors.
+        out_features, in_features: the logical shape.
+        nbytes: bytes that one pass over weight and bias reads.
+    """
+
+    data: Tensor
+    bias: Tensor | None
+    layout: str
+    out_features: int
+    in_features: int
+    nbytes: int
+
+
+class StepScratch:
+    """Values that every layer of one step derives alike (cache rows, cos and sin rows, visibility).
+
+    The caller makes a new one for each forward pass and hands it to the ops of that pass; an op
+    given None derives anew. Backends whose kernels derive such values on the fly ignore it.
+
+    Attributes:
+        exact_bound: the caller vouches that kv_bound == prefix_len + N, so that no dead row lies
+            below the bound and the step's rows begin at the host-side number kv_bound - N. True
+            only where the host knows the length (eager execution), never inside a captured graph.
+    """
+
+    def __init__(self, exact_bound: bool = False) -> None:
+        self.exact_bound = exact_bound
+        self._held: dict[str, Tensor] = {}
+
+    def once(self, key: str, make: Callable[[], Tensor]) -> Tensor:
+        """Return the tensor held under `key`, made by `make` at the first call."""
+        held = self._held.get(key)
+        if held is None:
+            held = self._held[key] = make()
+        return held
+
+
+class PackLinear(Protocol):
+    """Lay a weight out for `linear`.
+
+    Called at load time; the result may share the argument's storage.
+    """
+
+    def __call__(self, weight: Tensor, bias: Tensor | None) -> LinearWeight:
+        """Arguments, with their shapes and dtypes.
+
+        weight [out, in] dtype; bias [out] dtype or None.
+        """
+        ...
+
+
+class Linear(Protocol):
+    """out = x @ weight.T + bias, accumulated in fp32 or better, rounded once to dtype."""
+
+    def __call__(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:
+        """Arguments, with their shapes and dtypes.
+
+        x [N, in] dtype; out [N, out] dtype, written.
+        """
+        ...
+
+
+class AddRMSNorm(Protocol):
+    """residual += x, then out = rmsnorm(residual) * weight.
+
+    The sum is rounded to dtype (it is the residual stream); statistics are fp32; the normalised row
+    is rounded to dtype *before* the multiplication with the weight, which is the order transformers
+    uses.
+    """
+
+    def __call__(
+        self, x: Tensor | None, residual: Tensor, weight: Tensor, eps: float, out: Tensor
+    ) -> None:
+        """Arguments, with their shapes and dtypes.
+
+        x [N, H] dtype or None (nothing is added); residual [N, H] dtype, updated in place;
+        weight [H] dtype; out [N, H] dtype, written.
+        """
+        ...
+
+
+class RopeKVWrite(Protocol):
+    """Split a fused projection, normalise and rotate queries and keys, store keys and values.
+
+    q, k, v = split(qkv); q, k = rmsnorm(q) * q_norm, rmsnorm(k) * k_norm per head where given; both
+    rotated by their position (pairs (d, d + D/2)); q_out[i] = q[i]; k_cache[:, prefix_len + i] =
+    k[i]; v_cache likewise. No other cache row is touched. The rotation is computed in fp32 and
+    rounded once.
+    """
+
+    def __call__(
+        self,
+        qkv: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        cos_sin: Tensor,
+        positions: Tensor,
+        prefix_len: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        q_out: Tensor,
+        shared: StepScratch | None = None,
+    ) -> None:
+        """Arguments, with their shapes and dtypes.
+
+        qkv [N, (Hq + 2 Hkv) D] dtype; q_norm, k_norm [D] dtype, both or neither; cos_sin
+        [max_pos, D] fp32, the D/2 cosines then the D/2 sines, attention scaling included; positions
+        [N] int32 below max_pos; prefix_len [1] int32; k_cache, v_cache [Hkv, S, D] dtype, rows
+        written; q_out [N, Hq, D] dtype, written.
+        """
+        ...
+
+
+class TreeAttention(Protocol):
+    """Attention of a tree: over the committed prefix, and over ancestors within the step.
+
+    out[i] = softmax(q[i] K^T * scale) V over the cache rows visible to i.
+
+    Cache row t is visible to row i iff t < prefix_len, or t = prefix_len + j with j < N and bit j %
+    64 of mask[i, j // 64] set. Query head h reads key/value head h // (Hq / Hkv). Softmax
+    statistics are fp32. Contents of invisible rows never reach the output, not even NaN in dead
+    rows.
+    """
+
+    def __call__(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        mask: Tensor,
+        prefix_len: Tensor,
+        kv_bound: int,
+        scale: float,
+        out: Tensor,
+        shared: StepScratch | None = None,
+    ) -> None:
+        """Arguments, with their shapes and dtypes.
+
+        q [N, Hq, D] dtype; k_cache, v_cache [Hkv, S, D] dtype; mask [N, W] int64 (the bits of
+        uint64), every row with its own bit set; prefix_len [1] int32; prefix_len + N <= kv_bound <=
+        S; out [N, Hq D] dtype, written.
+        """
+        ...
+
+
+class CausalAttention(Protocol):
+    """Attention of a chain (prefill).
+
+    As `tree_attention`, but cache row t is visible to row i iff t <= prefix_len + i.
+    """
+
+    def __call__(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        prefix_len: Tensor,
+        kv_bound: int,
+        scale: float,
+        out: Tensor,
+        shared: StepScratch | None = None,
+    ) -> None:
+        """Arguments, with their shapes and dtypes.
+
+        Shapes and dtypes as for `tree_attention`.
+        """
+        ...
+
+
+class SiluMul(Protocol):
+    """out = silu(gate) * up, silu rounded to dtype before the product."""
+
+    def __call__(self, gate_up: Tensor, out: Tensor) -> None:
+        """Arguments, with their shapes and dtypes.
+
+        gate_up [N, 2 I] dtype, gate first; out [N, I] dtype, written.
+        """
+        ...
+
+
+class Select(Protocol):
+    """The next token of every row, and the ids of its K largest logits.
+
+    out[i, 0] is the argmax (ties to the lowest id) where temperature[i] is 0, mode is "greedy" or i
+    >= n_verify. Elsewhere it is drawn from `probabilities` by inverse CDF in id order: the first id
+    whose cumulative mass exceeds uniform[i] * total, in fp64. A row whose maximum is not finite, or
+    that holds NaN, gives -1. out[i, 1:] are the ids of the K largest logits, largest first; the
+    order among equal logits is not specified.
+    """
+
+    def __call__(
+        self,
+        logits: Tensor,
+        temperature: Tensor,
+        uniform: Tensor,
+        sampling: Tensor,
+        *,
+        n_verify: int,
+        mode: SelectMode,
+        out: Tensor,
+    ) -> None:
+        """Arguments, with their shapes and dtypes.
+
+        logits [N, V] dtype; temperature, uniform [N] fp32, uniform in [0, 1); sampling [4] fp32
+        (top_k, top_p, min_p, 0; see `probabilities`), read in mode "filter" only; n_verify: rows
+        below it may sample; out [N, 1 + K] int32, written, 1 <= 1 + K <= V.
+        """
+        ...
+
+
+class Probabilities(Protocol):
+    """The processed distribution of each row.
+
+    In this order: temperature, top-k, top-p, min-p; then renormalised.
+
+    top_k keeps exactly k ids (ties to the lowest id; 0 is off). top_p keeps the smallest set of
+    most probable ids whose mass, within what top_k kept, reaches top_p, at least one (1 is off).
+    min_p keeps ids with at least min_p times the largest probability (0 is off). A row with
+    temperature 0 puts all mass on its argmax.
+    """
+
+    def __call__(self, logits: Tensor, temperature: Tensor, sampling: Tensor) -> Tensor:
+        """Arguments, with their shapes and dtypes.
+
+        logits [M, V] dtype; temperature [M] fp32; sampling [4] fp32; returns a new [M, V] fp64
+        tensor.
+        """
+        ...
+
+
+class KVCommit(Protocol):
+    """Move the accepted rows of the last step, in every layer, to the end of the committed prefix.
+
+    Row prefix_len - n_commit + i takes what row commit_src[i] held before the call, for i < P.
+    Entries i >= n_commit name their own destination, which leaves that row as it is. `prefix_len`
+    already counts the accepted rows.
+    """
+
+    def __call__(
+        self,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        commit_src: Tensor,
+        prefix_len: Tensor,
+        n_commit: Tensor,
+    ) -> None:
+        """Arguments, with their shapes and dtypes.
+
+        k_cache, v_cache [L, Hkv, S, D] dtype, updated in place; commit_src [P] int32, rising
+        over the first n_commit entries; prefix_len, n_commit [1] int32.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class OpChoice:
+    """Which backend serves an op, and why (the reasons of the backends that were passed over)."""
+
+    op: str
+    backend: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ops:
+    """One callable an op; see the class of each field for its contract."""
+
+    pack_linear: PackLinear
+    linear: Linear
+    add_rms_norm: AddRMSNorm
+    rope_kv_write: RopeKVWrite
+    tree_attention: TreeAttention
+    causal_attention: CausalAttention
+    silu_mul: SiluMul
+    select: Select
+    probabilities: Probabilities
+    kv_commit: KVCommit
+    choices: tuple[OpChoice, ...] = ()
+
+    def describe(self) -> tuple[OpChoice, ...]:
+        """Return op, backend and reason for every op, in the order of the fields."""
+        return self.choices

@@ -1,0 +1,245 @@
+"""What a model is, read from a Hugging Face config: strict about all that can change a logit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ptd_engine.errors import CheckpointError, ConfigError
+
+Architecture = Literal["llama", "mistral", "qwen2", "qwen3"]
+
+_ARCHITECTURES: dict[str, Architecture] = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+_MODEL_TYPES: dict[str, Architecture] = {name: name for name in _ARCHITECTURES.values()}
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
+# The values these families' configuration classes in transformers take for keys a config leaves
+# out.
+_DEFAULT_KV_HEADS: dict[str, int] = {"mistral": 8, "qwen2": 32, "qwen3": 32}
+_DEFAULT_WINDOW = 4096
+_DEFAULT_MAX_WINDOW_LAYERS = 28
+_DEFAULT_ROPE_THETA = 10000.0
+_REQUIRED = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+)
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary embedding parameters.
+
+    Attributes:
+        rope_type: one of ROPE_TYPES.
+        theta: base of the geometric series of wavelengths.
+        params: the parameters of the type under their Hugging Face names (factor, ...).
+        original_max: context length of pre-training (for "dynamic": max_position_embeddings).
+    """
+
+    rope_type: str
+    theta: float
+    params: Mapping[str, Any] = field(default_factory=dict)
+    original_max: int = 0
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> RopeConfig:
+        """Read `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta`.
+
+        Raises:
+            CheckpointError: an unknown rope type, a partial rotary factor, or parameters that are
+                not one flat dict.
+        """
+        params: dict[str, Any] = {}
+        for key in ("rope_parameters", "rope_scaling"):  # the later one wins, as in transformers
+            value = config.get(key)
+            if value is None:
+                continue
+            if not isinstance(value, Mapping) or any(
+                isinstance(v, Mapping) for v in value.values()
+            ):
+                raise CheckpointError.for_field(key, value, "one flat dict for all layers")
+            named = {"rope_type" if name == "type" else name: v for name, v in value.items()}
+            params.update({**named, "rope_type": value.get("rope_type") or named.get("rope_type")})
+        rope_type = params.pop("rope_type", None) or "default"
+        if rope_type not in ROPE_TYPES:
+            raise CheckpointError.for_field(
+                "rope_type",
+                rope_type,
+                f"one of {', '.join(ROPE_TYPES)}",
+                "This model is not supported.",
+            )
+        theta = params.pop("rope_theta", None) or config.get("rope_theta") or _DEFAULT_ROPE_THETA
+        partial = params.pop("partial_rotary_factor", None) or config.get(
+            "partial_rotary_factor", 1.0
+        )
+        if partial != 1.0:
+            raise CheckpointError.for_field("partial_rotary_factor", partial, "1.0")
+        longest = int(config["max_position_embeddings"])
+        original = config.get("original_max_position_embeddings") or params.get(
+            "original_max_position_embeddings"
+        )
+        if rope_type in ("yarn", "llama3"):
+            params["original_max_position_embeddings"] = int(original or longest)
+        return cls(rope_type, float(theta), params, int(original or longest))
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape and arithmetic of a decoder.
+
+    Attributes:
+        sliding_window: tokens a layer may look back, where a window is truly active in some layer,
+            else None.
+        qkv_bias, o_bias, mlp_bias: which projections carry a bias.
+        qk_norm: queries and keys are normalised per head before the rotation.
+        eos_token_ids: of the config alone; the caller adds those of generation_config and
+            tokenizer.
+        dtype_name: of the stored weights according to the config, or None.
+        Others: as their Hugging Face namesakes.
+    """
+
+    architecture: Architecture
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    sliding_window: int | None
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    dtype_name: str | None
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
+        """Read a Hugging Face config dict (config.json, or one derived from GGUF metadata).
+
+        Raises:
+            CheckpointError: unsupported architecture, activation or rope type; missing keys; sizes
+                that contradict each other.
+        """
+        family = _architecture(config)
+        missing = [key for key in _REQUIRED if config.get(key) is None]
+        if missing:
+            raise CheckpointError(
+                f"config.json lacks {', '.join(missing)}: the file is damaged or not a {family} "
+                "config."
+            )
+        activation = config.get("hidden_act", "silu")
+        if activation not in ("silu", "swish"):
+            raise CheckpointError.for_field("hidden_act", activation, "'silu'")
+        heads = int(config["num_attention_heads"])
+        kv_heads = config.get("num_key_value_heads", _DEFAULT_KV_HEADS.get(family)) or heads
+        head_dim = config.get("head_dim") or (
+            128 if family == "qwen3" else int(config["hidden_size"]) // heads
+        )
+        if heads % kv_heads:
+            raise CheckpointError.for_field(
+                "num_key_value_heads", kv_heads, f"a divisor of num_attention_heads={heads}"
+            )
+        if head_dim % 2:
+            raise CheckpointError.for_field("head_dim", head_dim, "an even number")
+        attention_bias = family in ("llama", "qwen3") and bool(config.get("attention_bias", False))
+        return cls(
+            architecture=family,
+            vocab_size=int(config["vocab_size"]),
+            hidden_size=int(config["hidden_size"]),
+            intermediate_size=int(config["intermediate_size"]),
+            num_layers=int(config["num_hidden_layers"]),
+            num_heads=heads,
+            num_kv_heads=int(kv_heads),
+            head_dim=int(head_dim),
+            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rope=RopeConfig.from_hf(config),
+            max_position_embeddings=int(config["max_position_embeddings"]),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            qkv_bias=attention_bias or family == "qwen2",
+            o_bias=attention_bias,
+            mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
+            qk_norm=family == "qwen3",
+            sliding_window=_active_window(config, family),
+            bos_token_id=config.get("bos_token_id"),
+            eos_token_ids=_id_tuple(config.get("eos_token_id")),
+            dtype_name=_dtype_name(config),
+        )
+
+    def check_context(self, max_seq_len: int) -> None:
+        """Refuse a context in which a sliding window would come into force: it is not implemented.
+
+        Raises:
+            ConfigError: max_seq_len is below 1, or above an active sliding window.
+        """
+        if max_seq_len < 1:
+            raise ConfigError.for_field("max_seq_len", max_seq_len, "an integer >= 1")
+        if self.sliding_window is not None and max_seq_len > self.sliding_window:
+            raise ConfigError.for_field(
+                "max_seq_len",
+                max_seq_len,
+                f"at most {self.sliding_window}, the sliding window of this {self.architecture} "
+                "model",
+                "Sliding-window attention is not supported: pass "
+                f"max_seq_len={self.sliding_window} or less, "
+                "where it equals full attention.",
+            )
+
+
+def _architecture(config: Mapping[str, Any]) -> Architecture:
+    named = config.get("architectures") or []
+    for name in named:
+        if name in _ARCHITECTURES:
+            return _ARCHITECTURES[name]
+    if not named and config.get("model_type") in _MODEL_TYPES:
+        return _MODEL_TYPES[config["model_type"]]
+    raise CheckpointError.for_field(
+        "architectures" if named else "model_type",
+        list(named) if named else config.get("model_type"),
+        f"one of {', '.join(_ARCHITECTURES)}",
+        "This model is not supported.",
+    )
+
+
+def _active_window(config: Mapping[str, Any], family: Architecture) -> int | None:
+    """Return the window if some layer truly slides; each family has its own switch."""
+    if family == "llama":
+        return None
+    window = config.get("sliding_window", _DEFAULT_WINDOW)
+    if window is None:
+        return None
+    if family != "mistral":
+        if not config.get("use_sliding_window", False):
+            return None
+        kinds = config.get("layer_types")
+        first = config.get("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS)
+        slides = "sliding_attention" in kinds if kinds else first < config["num_hidden_layers"]
+        if not slides:
+            return None
+    return int(window)
+
+
+def _id_tuple(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(int(v) for v in value) if isinstance(value, list | tuple) else (int(value),)
+
+
+def _dtype_name(config: Mapping[str, Any]) -> str | None:
+    name = config.get("dtype") or config.get("torch_dtype")
+    return None if name is None else str(name).removeprefix("torch.")
