@@ -86,7 +86,7 @@ class RopeTable:
         self._config = config
         self._dynamic = config.rope.rope_type == "dynamic"
         self._prepared_len = 0
-        self.cos_sin: Tensor = self._rows(0, max_positions, 0).to(device)
+        self.cos_sin: Tensor = self._rows(max_positions, 0).to(device)
 
     def prepare(self, prompt_len: int) -> None:
         """Make the table right for a text whose prompt has `prompt_len` tokens. Cheap unless
@@ -94,17 +94,15 @@ class RopeTable:
         """
         if not self._dynamic or prompt_len == self._prepared_len:
             return
-        # Rows from the longer of the two prompts on follow from their position alone. Within the
-        # trained length the frequencies do not change either.
-        trained = self._config.max_position_embeddings
-        longest = max(prompt_len, self._prepared_len)
-        if longest > trained:
-            end = min(longest, self.cos_sin.shape[0])
-            self.cos_sin[:end].copy_(self._rows(0, end, prompt_len))
+        # Rows from the longer of the two prompts on follow from their position alone, and within
+        # the trained length nothing changes. The rest is rewritten together with the unchanged
+        # rows: one shape for all computations keeps a row's bits the same whatever came before.
+        if max(prompt_len, self._prepared_len) > self._config.max_position_embeddings:
+            self.cos_sin.copy_(self._rows(self.cos_sin.shape[0], prompt_len))
         self._prepared_len = prompt_len
 
-    def _rows(self, start: int, end: int, prompt_len: int) -> Tensor:
-        positions = torch.arange(start, end)[:, None]
+    def _rows(self, count: int, prompt_len: int) -> Tensor:
+        positions = torch.arange(count)[:, None]
         lengths = (positions + 1).clamp_(min=prompt_len) if self._dynamic else None
         frequencies, scaling = inverse_frequencies(self._config, lengths)
         angles = positions.float() * frequencies

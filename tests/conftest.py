@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# Before torch is imported: idle OpenMP threads must not spin on a machine that tests share.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder of the prompt sets that lie beside the repository; tests that need it skip without."""
+    root = Path(os.environ.get("PTD_SHARED", Path(__file__).parents[2] / "shared"))
+    folder = root / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no prompt sets at {folder}: set PTD_SHARED to the folder that holds data/")
+    return folder
