@@ -1,1 +1,47 @@
+"""ptd_engine: Progressive Tree Drafting for Llama and Qwen checkpoints, one request at a time.
+
+from ptd_engine import LLM, SamplingParams
+
+llm = LLM.from_pretrained("demo")
+print(llm.generate("The sky is", SamplingParams(max_new_tokens=32)).text)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ptd_engine.config import PTDConfig, SamplingParams
+from ptd_engine.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineError,
+    PromptError,
+    PTDError,
+    UnavailableError,
+)
+
+if TYPE_CHECKING:
+    from ptd_engine.llm import LLM
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "CheckpointError",
+    "ConfigError",
+    "EngineError",
+    "PTDConfig",
+    "PTDError",
+    "PromptError",
+    "SamplingParams",
+    "UnavailableError",
+]
+
+
+def __getattr__(name: str) -> object:
+    # LLM brings torch, which takes seconds: it is imported when it is first asked for.
+    if name == "LLM":
+        from ptd_engine.llm import LLM
+
+        return LLM
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

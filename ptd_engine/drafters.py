@@ -47,9 +47,7 @@ def resolve(spec: DrafterSpec, device_type: str) -> str | PTDConfig | _core.Draf
     if spec == "none":
         return spec
     names = ", ".join(repr(entry.name) for entry in REGISTERED)
-    raise ConfigError.for_field(
-        "drafter", spec, f"one of {names}, a PTDConfig or a Drafter object"
-    )
+    raise ConfigError.for_field("drafter", spec, f"one of {names}, a PTDConfig or a Drafter object")
 
 
 def make_drafter(

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from ptd_engine import _core
 from ptd_engine.config import SamplingParams
 from ptd_engine.errors import EngineError, PromptError
 from ptd_engine.metrics import GenerationStats
+from ptd_engine.outputs import FinishReason
 from ptd_engine.runner import Runner
-
-FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +154,7 @@ class Generation:
             node_buckets=runner.node_buckets,
         )
 
-    def _run(self) -> Iterator[StepTokens]:
+    def _run(self) -> Generator[StepTokens, None, None]:
         with self._engine._gate:
             self._start = time.perf_counter()
             session = self._session = self._make_session()
@@ -193,7 +191,7 @@ class Generation:
 
 
 class _Gate:
-    """One request at a time. Other threads wait; the same thread would wait for ever, so it errs."""
+    """One request at a time. Other threads wait; the same thread would for ever, so it errs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -91,42 +91,52 @@ class GenerationStats:
 
     @property
     def decoding_efficiency(self) -> float:
+        """Tokens a step (DE)."""
         return _ratio(self.tokens, self.steps)
 
     @property
     def hit_rate(self) -> float:
+        """Share of steps with a candidate tree (HR)."""
         return _ratio(self.hit_steps, self.steps)
 
     @property
     def accept_length(self) -> float:
+        """Mean tokens of those steps (AL)."""
         return _ratio(self.hit_tokens, self.hit_steps)
 
     @property
     def mean_draft_nodes(self) -> float:
+        """Draft rows a step (Dft)."""
         return _ratio(self.draft_nodes, self.steps)
 
     @property
     def mean_candidate_nodes(self) -> float:
+        """Candidate rows a step (Ver)."""
         return _ratio(self.candidate_nodes, self.steps)
 
     @property
     def accepted_step_rate(self) -> float:
+        """Share of steps with an accepted candidate."""
         return _ratio(sum(self.acceptance_histogram[1:]), self.steps)
 
     @property
     def mean_acceptance_length(self) -> float:
+        """1 + accepted / steps (vLLM's definition)."""
         return 1.0 + _ratio(self.accepted, self.steps)
 
     @property
     def draft_acceptance_rate(self) -> float:
+        """Accepted / candidate rows."""
         return _ratio(self.accepted, self.candidate_nodes)
 
     @property
     def decode_time_s(self) -> float:
+        """Seconds of all steps, prefill excluded."""
         return self.plan_time_s + self.forward_time_s + self.commit_time_s
 
     @property
     def tokens_per_second(self) -> float:
+        """End to end (TP)."""
         return _ratio(self.tokens, self.total_time_s)
 
     def as_dict(self) -> dict[str, Any]:

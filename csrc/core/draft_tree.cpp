@@ -31,7 +31,8 @@ bool DraftTree::is_eos(TokenId token) const {
 void DraftTree::init(const std::vector<std::vector<TokenId>>& chains) {
   while (!tree_.is_leaf(top_)) remove(tree_.node(top_).first_child);
   for (const auto& chain : chains) {
-    if (chain.empty() || tree_.find_child(top_, chain.front()) != kNoNode) continue;
+    if (chain.empty() || tree_.child_count(top_) >= width_) continue;
+    if (tree_.find_child(top_, chain.front()) != kNoNode) continue;
     NodeId parent = top_;
     for (const TokenId token : chain) {
       if (is_eos(token) || size_ == max_nodes_) break;
@@ -95,6 +96,7 @@ void DraftTree::step_and_prune() {
   for (NodeId r = tree_.node(top_).first_child; r != kNoNode; r = tree_.node(r).next_sibling) {
     if (tree_.height(r) >= depth_) tall_roots_.push_back(r);
   }
+  if (tall_roots_.empty() && size_ >= max_nodes_) tall_roots_.push_back(tallest_root());
   for (const NodeId root : tall_roots_) {
     tree_.detach(root);
     NodeId heir = tree_.node(root).first_child;
@@ -108,6 +110,14 @@ void DraftTree::step_and_prune() {
     remove(root);
   }
   refresh_rows();
+}
+
+NodeId DraftTree::tallest_root() const {
+  NodeId tallest = tree_.node(top_).first_child;
+  for (NodeId r = tallest; r != kNoNode; r = tree_.node(r).next_sibling) {
+    if (tree_.height(r) > tree_.height(tallest)) tallest = r;
+  }
+  return tallest;
 }
 
 void DraftTree::refresh_rows() {

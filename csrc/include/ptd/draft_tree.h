@@ -20,7 +20,7 @@ class DraftTree {
   DraftTree(int width, int depth, int max_nodes, std::vector<TokenId> eos_ids = {});
 
   // Drops everything and plants the chains. A chain whose first token is already a root is left
-  // out; a chain ends before an EOS; max_nodes holds.
+  // out, and so are chains beyond `width` roots; a chain ends before an EOS; max_nodes holds.
   void init(const std::vector<std::vector<TokenId>>& chains);
 
   // Nodes in depth-first pre-order, roots and children in the order they were added. Valid until
@@ -38,7 +38,8 @@ class DraftTree {
   void refill();
 
   // Removes EOS nodes with their subtrees, then replaces the root of every subtree that is `depth`
-  // high by its earliest-added child whose token is not a root yet, appended last.
+  // high by its earliest-added child whose token is not a root yet, appended last. A full tree
+  // with no such subtree would never change again: there the tallest one (the first on a tie) steps.
   void step_and_prune();
 
   int size() const { return size_; }
@@ -50,6 +51,7 @@ class DraftTree {
 
  private:
   bool is_eos(TokenId token) const;
+  NodeId tallest_root() const;
   void remove(NodeId id) { size_ -= tree_.remove_subtree(id); }
   void refresh_rows();
 

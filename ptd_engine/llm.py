@@ -1,0 +1,260 @@
+"""Text in, text out: the API that most users need.
+
+llm = LLM.from_pretrained("demo")
+print(llm.generate("The sky is", SamplingParams(max_new_tokens=32)).text)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from ptd_engine import _core, hub, text
+from ptd_engine.checkpoint import open_checkpoint
+from ptd_engine.config import MAX_TREE_NODES, SamplingParams
+from ptd_engine.drafters import DrafterSpec, make_drafter
+from ptd_engine.engine import Engine
+from ptd_engine.errors import ConfigError, PromptError, UnavailableError
+from ptd_engine.model import CausalLM, load_model
+from ptd_engine.outputs import Chunk, GenerationOutput, Usage
+from ptd_engine.runner import EagerRunner
+
+# Without max_seq_len the cache is made for the model's context, up to this many tokens: models that
+# state 128k would otherwise take gigabytes for a short chat.
+DEFAULT_MAX_SEQ_LEN = 8192
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, str]
+
+
+class LLM:
+    """A model, its tokenizer and an engine, for one request at a time.
+
+    Requests from several threads wait for each other. Build it with `from_pretrained`.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: text.Tokenizer, model: CausalLM) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.model = model
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        max_seq_len: int | None = None,
+        drafter: DrafterSpec = "ptd",
+        kernels: str = "auto",
+    ) -> LLM:
+        """Load a checkpoint.
+
+        Args:
+            model: a local directory, a .gguf file, a hub id, or "demo" (SmolLM2-135M-Instruct).
+            dtype: "auto" (the checkpoint's; a quantised GGUF: float32 on a CPU, bfloat16 on a GPU),
+                "float32", "bfloat16" or "float16".
+            device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
+            max_seq_len: longest prompt and output together; None takes the model's own context, up
+                to 8192.
+            drafter: "ptd" (on a CPU a small tree, see docs/cpu_tree.md), "none" (plain decoding), a
+                PTDConfig, or a Drafter object.
+            kernels: backend of the operations, "auto" or a name that `ptd-engine doctor` lists.
+
+        Raises:
+            CheckpointError: files missing, incomplete or unsupported.
+            ConfigError: a bad argument.
+            UnavailableError: a device or backend that is not here.
+        """
+        target = resolve_device(device)
+        path = hub.resolve_model(model)
+        config_max = _context_of(open_checkpoint(path).config)
+        length = min(config_max, DEFAULT_MAX_SEQ_LEN) if max_seq_len is None else max_seq_len
+        _check_max_seq_len(length)
+        tokenizer = text.load_tokenizer(path)
+        loaded = load_model(path, dtype=dtype, device=target, kernels=kernels, max_seq_len=length)
+        return cls.from_model(loaded, tokenizer, max_seq_len=length, drafter=drafter)
+
+    @classmethod
+    def from_model(
+        cls,
+        model: CausalLM,
+        tokenizer: text.Tokenizer,
+        *,
+        max_seq_len: int,
+        drafter: DrafterSpec = "ptd",
+    ) -> LLM:
+        """Wrap a model that is already loaded (several engines may share one model's weights)."""
+        _check_max_seq_len(max_seq_len)
+        eos_ids = tuple(sorted({*model.config.eos_token_ids, *tokenizer.eos_token_ids}))
+        made = make_drafter(drafter, device_type=model.device.type, eos_ids=eos_ids)
+        runner = EagerRunner(
+            model,
+            max_seq_len=max_seq_len,
+            max_nodes=_rows_of(made.needs()),
+            top_k=made.needs().top_k,
+        )
+        engine = Engine(
+            runner,
+            made,
+            max_seq_len=max_seq_len,
+            vocab_size=model.config.vocab_size,
+            eos_token_ids=eos_ids,
+        )
+        return cls(engine, tokenizer, model)
+
+    def with_drafter(self, drafter: DrafterSpec) -> LLM:
+        """Another engine over the same weights and tokenizer, with its own cache and drafter."""
+        return LLM.from_model(
+            self.model, self.tokenizer, max_seq_len=self.engine.max_seq_len, drafter=drafter
+        )
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt: a text (with the model's special tokens) or ids as they are."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+            raise PromptError.for_field(
+                "prompt", prompt, "a string or a list of token ids", "Decode bytes to text first."
+            )
+        return [*prompt]
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation in the model's chat template, ready for the answer."""
+        check_messages(messages)
+        return self.tokenizer.apply_chat_template([dict(m) for m in messages])
+
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> GenerationOutput:
+        """Generate to the end.
+
+        Raises:
+            PromptError: the prompt is empty, too long, or holds ids outside the vocabulary.
+            EngineError: the model's output is not finite.
+        """
+        return _last_output(self.stream(prompt, params))
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
+        """Generate, yielding a chunk a step and a final one with the whole output.
+
+        A stream that is dropped or closed early frees the engine at once. Errors as `generate`.
+        """
+        return self._stream(self.encode(prompt), params or SamplingParams())
+
+    def chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None
+    ) -> GenerationOutput:
+        """Answer a conversation: a list of {"role": ..., "content": ...}.
+
+        Raises:
+            PromptError: no messages, or the model has no chat template.
+        """
+        return _last_output(self.stream_chat(messages, params))
+
+    def stream_chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None
+    ) -> Iterator[Chunk]:
+        """As `chat`, in chunks."""
+        return self._stream(self.encode_chat(messages), params or SamplingParams())
+
+    def _stream(self, ids: list[int], params: SamplingParams) -> Iterator[Chunk]:
+        # Not a generator itself: a bad prompt shall fail at the call, not at the first chunk.
+        self.engine.check_prompt(ids)
+        return self._chunks(ids, params)
+
+    def _chunks(self, ids: list[int], params: SamplingParams) -> Iterator[Chunk]:
+        generation = self.engine.generate(ids, params)
+        decoder = self.tokenizer.decode_stream()
+        pieces: list[str] = []
+        try:
+            for step in generation:
+                pieces.append(decoder.push(step.token_ids))
+                yield Chunk(pieces[-1], step.token_ids, step.accepted)
+        finally:
+            generation.close()
+        pieces.append(decoder.flush())
+        token_ids = generation.token_ids
+        output = GenerationOutput(
+            text="".join(pieces),
+            token_ids=token_ids,
+            finish_reason=generation.finish_reason or "length",
+            usage=Usage(prompt_tokens=len(ids), completion_tokens=len(token_ids)),
+            stats=generation.stats,
+        )
+        yield Chunk(pieces[-1], [], 0, output)
+
+
+def resolve_device(device: str) -> torch.device:
+    """The torch device of a name.
+
+    Raises:
+        ConfigError: not a device name.
+        UnavailableError: a GPU was asked for and torch sees none.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError.for_field(
+            "device", device, "'auto', 'cpu', 'cuda' or 'cuda:N'"
+        ) from error
+    if found.type not in ("cpu", "cuda"):
+        raise ConfigError.for_field("device", device, "'auto', 'cpu', 'cuda' or 'cuda:N'")
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise UnavailableError.for_field(
+            "device",
+            device,
+            "'cpu' on this machine",
+            "torch sees no GPU: install a CUDA build of torch and check nvidia-smi.",
+        )
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise UnavailableError.for_field(
+            "device", device, f"cuda:0 to cuda:{torch.cuda.device_count() - 1}"
+        )
+    return found
+
+
+def check_messages(messages: object) -> None:
+    """Raise PromptError unless `messages` is a non-empty list of role and content strings."""
+    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
+        raise PromptError.for_field(
+            "messages", messages, 'a non-empty list of {"role": ..., "content": ...}'
+        )
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise PromptError.for_field(f"messages[{index}]", message, "a dict")
+        for key in ("role", "content"):
+            if not isinstance(message.get(key), str):
+                raise PromptError.for_field(
+                    f"messages[{index}][{key!r}]", message.get(key), "a string"
+                )
+
+
+def _context_of(config: Mapping[str, object]) -> int:
+    value = config.get("max_position_embeddings")
+    return value if isinstance(value, int) and value > 1 else DEFAULT_MAX_SEQ_LEN
+
+
+def _check_max_seq_len(value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 2:
+        raise ConfigError.for_field(
+            "max_seq_len", value, "an integer >= 2 (one prompt token and one output token)"
+        )
+
+
+def _rows_of(needs: _core.DrafterNeeds) -> int:
+    if not 0 <= needs.max_nodes < MAX_TREE_NODES:
+        raise ConfigError.for_field(
+            "drafter.needs().max_nodes", needs.max_nodes, f"0 to {MAX_TREE_NODES - 1}"
+        )
+    return 1 + needs.max_nodes
+
+
+def _last_output(chunks: Iterator[Chunk]) -> GenerationOutput:
+    output: GenerationOutput | None = None
+    for chunk in chunks:
+        output = chunk.output
+    assert output is not None  # the final chunk always carries it
+    return output

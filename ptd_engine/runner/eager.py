@@ -1,0 +1,219 @@
+"""Steps run op by op: the production path on a CPU, the reference for every other runner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ptd_engine.errors import ConfigError
+from ptd_engine.kernels import SelectMode
+from ptd_engine.kv_cache import KVCache
+from ptd_engine.model import CausalLM, ForwardBuffers
+from ptd_engine.runner.buffers import FILTERS, MOVES_ROWS, SAMPLES, StepBuffers
+
+PREFILL_CHUNK = 512  # rows: bounds the activations; larger chunks gain nothing on a CPU
+
+
+class Runner(Protocol):
+    """What the engine asks of an execution: fill the cache, run a packed plan, hand back tokens."""
+
+    @property
+    def max_path(self) -> int:
+        """Longest accepted path of a step."""
+        ...
+
+    @property
+    def top_k(self) -> int:
+        """Successor ids a row in the output."""
+        ...
+
+    @property
+    def node_buckets(self) -> Sequence[int]:
+        """Row counts that a step is padded to; empty: exact."""
+        ...
+
+    @property
+    def staging(self) -> npt.NDArray[np.uint8]:
+        """Where the session writes the next plan."""
+        ...
+
+    def prefill(self, token_ids: Sequence[int], *, prompt_len: int) -> None:
+        """Start a sequence: cache the keys and values of these tokens from position 0.
+
+        Args:
+            prompt_len: length of the whole prompt (some rope types depend on it).
+        """
+        ...
+
+    def launch(self, n_bucket: int) -> None:
+        """Enqueue the staged plan's step: commit of the last path, forward, select."""
+        ...
+
+    def wait(self) -> npt.NDArray[np.int32]:
+        """Output of the launched step, [n_bucket, 1 + top_k]; the only host sync of a step."""
+        ...
+
+    def probabilities(self) -> npt.NDArray[np.float64]:
+        """Processed distributions of the last step's root and candidate rows, [n_verify, V]."""
+        ...
+
+
+class EagerRunner:
+    """Runs each op as a torch call.
+
+    Attributes:
+        max_path: longest accepted path of a step.
+        top_k: successor ids a row in the output.
+        node_buckets: empty on a CPU, where padding rows cost time: a step has exactly its rows.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        *,
+        max_seq_len: int,
+        max_nodes: int,
+        max_path: int = 64,
+        top_k: int = 0,
+        node_buckets: Sequence[int] = (),
+        prefill_chunk: int = PREFILL_CHUNK,
+    ) -> None:
+        """Allocate everything a generation needs.
+
+        Args:
+            model: the loaded model; its rotary table must cover `max_seq_len`.
+            max_seq_len: prompt and output together.
+            max_nodes: rows of the largest step, root included.
+
+        Raises:
+            ConfigError: the cache does not fit, or the rotary table is too short.
+        """
+        rows = max([max_nodes, *node_buckets])
+        if model.rope.cos_sin.shape[0] < max_seq_len:
+            raise ConfigError.for_field(
+                "max_seq_len",
+                max_seq_len,
+                f"at most {model.rope.cos_sin.shape[0]}",
+                "Load the model with the longer context.",
+            )
+        config, device = model.config, model.device
+        self.model = model
+        self.max_path: int = max_path
+        self.top_k: int = top_k
+        self.node_buckets: Sequence[int] = tuple(node_buckets)
+        self.prefill_chunk = min(prefill_chunk, max_seq_len)
+        self.buffers = StepBuffers(rows, max_path, top_k, device)
+        # Behind the last position lie the rows of a step's tree, and of a no-op commit entry.
+        self.cache = KVCache(
+            config.num_layers,
+            config.num_kv_heads,
+            max_seq_len + max(rows, max_path),
+            config.head_dim,
+            model.dtype,
+            device,
+        )
+        self.activations = ForwardBuffers.allocate(
+            config, max(rows, self.prefill_chunk), model.dtype, device
+        )
+        self._logits = torch.empty(rows, config.vocab_size, dtype=model.dtype, device=device)
+        self._prefill_len = torch.zeros(1, dtype=torch.int32, device=device)
+        self._done = torch.cuda.Event() if device.type == "cuda" else None
+        self._launched = 0
+
+    @property
+    def staging(self) -> npt.NDArray[np.uint8]:
+        """See `Runner`."""
+        return self.buffers.staging
+
+    @torch.inference_mode()
+    def prefill(self, token_ids: Sequence[int], *, prompt_len: int) -> None:
+        """See `Runner`."""
+        self.model.rope.prepare(prompt_len)
+        ids = torch.tensor(list(token_ids), dtype=torch.int32, device=self.model.device)
+        positions = torch.arange(len(token_ids), dtype=torch.int32, device=self.model.device)
+        for start in range(0, len(token_ids), self.prefill_chunk):
+            end = min(start + self.prefill_chunk, len(token_ids))
+            self._prefill_len.fill_(start)
+            self.model.forward(
+                ids[start:end],
+                positions[start:end],
+                None,
+                self._prefill_len,
+                end,
+                self.cache,
+                self.activations,
+                exact_bound=True,
+            )
+
+    @torch.inference_mode()
+    def launch(self, n_bucket: int) -> None:
+        """See `Runner`."""
+        header = self.buffers.header()
+        self.buffers.upload(n_bucket)
+        plan = self.buffers.view(n_bucket)
+        ops = self.model.ops
+        if header.flags & MOVES_ROWS:
+            ops.kv_commit(
+                self.cache.k,
+                self.cache.v,
+                plan.commit_src[: header.n_commit],
+                plan.prefix_len,
+                plan.n_commit,
+            )
+        hidden = self.model.forward(
+            plan.token_ids,
+            plan.positions,
+            plan.mask,
+            plan.prefix_len,
+            header.prefix_len + n_bucket,
+            self.cache,
+            self.activations,
+            exact_bound=True,
+        )
+        logits = self.model.logits(hidden, self._logits[:n_bucket])
+        ops.select(
+            logits,
+            plan.temperature,
+            plan.uniform,
+            plan.sampling,
+            n_verify=header.n_verify,
+            mode=_select_mode(header.flags),
+            out=self.buffers.output[:n_bucket],
+        )
+        self.buffers.download(n_bucket)
+        if self._done is not None:
+            self._done.record()
+        self._launched = n_bucket
+
+    def wait(self) -> npt.NDArray[np.int32]:
+        """See `Runner`."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self.buffers.host_output[: self._launched]
+
+    @torch.inference_mode()
+    def probabilities(self) -> npt.NDArray[np.float64]:
+        """See `Runner`."""
+        n = self.buffers.header().n_verify
+        plan = self.buffers.view(self._launched)
+        probs: Tensor = self.model.ops.probabilities(
+            self._logits[:n], plan.temperature[:n], plan.sampling
+        )
+        return np.ascontiguousarray(probs.cpu().numpy(), dtype=np.float64)
+
+    @torch.inference_mode()
+    def top2_gap(self, row: int = 0) -> float:
+        """Difference of the two largest logits of a row of the last step (for reports)."""
+        best = self._logits[row].float().topk(2).values
+        return float(best[0] - best[1])
+
+
+def _select_mode(flags: int) -> SelectMode:
+    if flags & FILTERS:
+        return "filter"
+    return "sample" if flags & SAMPLES else "greedy"
