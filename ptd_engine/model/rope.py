@@ -7,7 +7,7 @@ bf16 never touches a position (it cannot hold integers above 256).
 The "dynamic" type is the one whose rotation depends on the length of the text: transformers rotates
 a prompt of length L with the frequencies for L, and each later token at position p with those for p
 + 1. Keys are stored rotated, so row p of the table is that of length max(L, p + 1), and
-`prepare(L)` rewrites only the rows this changes.
+`prepare(L)` rewrites the table where that changes a row.
 """
 
 from __future__ import annotations
