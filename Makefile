@@ -1,0 +1,149 @@
+# Entry points for people and CI: `make help` lists them. They keep to .venv/ and build/.
+#
+# What is installed is remembered in .venv/.ptd/: a target installs or compiles again only when
+# pyproject.toml, setup.py, constraints.txt or a file of csrc/ has changed since.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+.NOTPARALLEL:  # two pip runs in one venv would meet
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMPS := $(VENV)/.ptd
+
+# Settings, for example: make test PYTEST_ARGS="tests/core -x"
+PYTHON ?=
+CONSTRAINTS ?= constraints.txt
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+DEMO_ARGS ?=
+
+# Spinning OpenMP threads make small operations ten times slower as soon as the machine has
+# other work; the variable is read when torch is imported.
+export OMP_WAIT_POLICY := passive
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tools of the venv come first: setup.py, cmake and the tests find ninja and cmake there.
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+
+CORE_SOURCES := $(shell find csrc -type f) setup.py ptd_engine/__init__.py
+CORE_MODULE := $(wildcard ptd_engine/_core*.so)
+CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp')
+
+comma := ,
+say = printf '\033[1m==> %s\033[0m\n'
+
+# Of pip's output: the large downloads; errors go to stderr and are always shown.
+PIP_INSTALL = "$(PY)" -m pip install --progress-bar off --constraint "$(CONSTRAINTS)" $(PIP_ARGS)
+BRIEFLY = | sed -u -n '/Downloading.*[0-9] MB/p'
+
+# $(call requirements,EXPRESSION): requirements of pyproject.toml (p), one a line, cmake left out.
+requirements = "$(PY)" -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
+	print(*(r for r in $(1) if not r.startswith("cmake")), sep="\n")'
+
+.PHONY: help demo demo-model test test-python test-cpp lint format bench install clean FORCE
+
+help:  ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/make \1|\2/p' Makefile | column -t -s '|'
+
+demo: $(STAMPS)/core  ## Install, fetch a small model, generate with and without drafting
+	@$(say) "Generating with the demo model (the first time it is fetched: about 100 MB)"
+	@"$(PY)" -m ptd_engine.cli demo $(DEMO_ARGS)
+
+demo-model: $(STAMPS)/core  ## Fetch the demo model only, and print where it is
+	@"$(PY)" -c 'from ptd_engine.hub import resolve_model; print(resolve_model("demo"))'
+
+install: $(STAMPS)/core $(STAMPS)/dev  ## Set up .venv for development
+
+test: test-cpp test-python  ## Run all tests: C++ under ASan and UBSan, then pytest
+
+test-python: $(STAMPS)/core $(STAMPS)/dev  ## Run pytest only (PYTEST_ARGS=...)
+	@$(say) "Python tests"
+	@"$(PY)" -m pytest $(PYTEST_ARGS)
+
+test-cpp: $(STAMPS)/runtime  ## Run the C++ tests only
+	@$(say) "C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer"
+	@cmake -S csrc -B build/sanitize -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	    -DPTD_BUILD_TESTS=ON -DPTD_SANITIZE=address,undefined --log-level=WARNING >/dev/null
+	@cmake --build build/sanitize
+	@ctest --test-dir build/sanitize --output-on-failure --no-tests=error
+
+lint: $(STAMPS)/core $(STAMPS)/dev  ## Check style and types; changes nothing
+	@$(say) "ruff check";         "$(PY)" -m ruff check .
+	@$(say) "ruff format";        "$(PY)" -m ruff format --check .
+	@$(say) "mypy --strict";      "$(PY)" -m mypy
+	@$(say) "clang-format";       clang-format --dry-run -Werror $(CXX_FILES)
+
+format: $(STAMPS)/dev  ## Rewrite the sources in the house style
+	@"$(PY)" -m ruff check --fix .
+	@"$(PY)" -m ruff format .
+	@clang-format -i $(CXX_FILES)
+
+bench: $(STAMPS)/core  ## Run the benchmarks (BENCH_ARGS=...)
+	@"$(PY)" -m bench $(BENCH_ARGS)
+
+clean:  ## Remove what was built; .venv stays (delete it to start from nothing)
+	rm -rf build dist *.egg-info ptd_engine/_core*.so .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .hypothesis $(STAMPS)/core
+
+# --- What the targets stand on -----------------------------------------------------------------
+
+# Also taken when .venv was made by hand: then it is only checked.
+$(STAMPS)/venv:
+	@fail() { printf '\nptd_engine: %s\n' "$$1" >&2; exit 1; }; \
+	if [ -d "$(VENV)" ]; then \
+	  "$(PY)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || fail \
+	    "$(VENV) has no working Python >= 3.11. Delete it (rm -rf $(VENV)) and run make again."; \
+	else \
+	  found=; \
+	  for python in $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11); do \
+	    if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+	    then found="$$python"; break; fi; \
+	  done; \
+	  [ -n "$$found" ] || fail "$(if $(PYTHON),$(PYTHON) is not a,no) Python >= 3.11$(if \
+	    $(PYTHON),, was found). Install one, or name it: make PYTHON=/path/to/python3."; \
+	  $(say) "Creating $(VENV) with $$($$found --version)"; \
+	  "$$found" -m venv "$(VENV)" || { rm -rf "$(VENV)"; fail \
+	    "$$found cannot create a virtual environment (on Debian: apt install python3-venv)."; }; \
+	fi
+	@mkdir -p $(STAMPS) && touch $@
+
+# A C++ compiler, Python's headers and a recent cmake; the last comes from pip when it is missing.
+$(STAMPS)/toolchain: $(STAMPS)/venv
+	@fail() { printf '\nptd_engine: %s\n' "$$1" >&2; exit 1; }; \
+	found=; \
+	for compiler in "$${CXX:-}" c++ g++ clang++; do \
+	  if [ -n "$$compiler" ] && command -v $${compiler%% *} >/dev/null; \
+	  then found="$$compiler"; break; fi; \
+	done; \
+	[ -n "$$found" ] || fail \
+	  "no C++17 compiler was found. Install g++ (on Debian: apt install g++) or set CXX."; \
+	headers=$$("$(PY)" -c 'import sysconfig; print(sysconfig.get_path("include"))'); \
+	[ -f "$$headers/Python.h" ] || fail \
+	  "Python.h is not in $$headers. Install it (on Debian: apt install python3-dev)."; \
+	version=$$(cmake --version 2>/dev/null | sed -n '1s/.* //p' || true); \
+	if [ "$$(printf '3.25\n%s\n' "$$version" | sort -V | head -n 1)" != 3.25 ]; then \
+	  $(say) "Installing cmake into $(VENV) (on PATH: $${version:-none}, needed: 3.25)"; \
+	  $(PIP_INSTALL) cmake $(BRIEFLY); \
+	fi
+	@touch $@
+
+$(STAMPS)/runtime: $(STAMPS)/toolchain pyproject.toml $(CONSTRAINTS)
+	@$(say) "Installing the dependencies as pinned in $(CONSTRAINTS) (torch among them: minutes)"
+	@$(call requirements,p["build-system"]["requires"] + p["project"]["dependencies"]) \
+	    > $(STAMPS)/requirements-runtime.txt
+	@$(PIP_INSTALL) -r $(STAMPS)/requirements-runtime.txt $(BRIEFLY)
+	@touch $@
+
+$(STAMPS)/dev: $(STAMPS)/runtime
+	@$(say) "Installing the tools for tests and checks"
+	@$(call requirements,sum(p["project"]["optional-dependencies"].values()$(comma) [])) \
+	    > $(STAMPS)/requirements-dev.txt
+	@$(PIP_INSTALL) -r $(STAMPS)/requirements-dev.txt $(BRIEFLY)
+	@touch $@
+
+$(STAMPS)/core: $(STAMPS)/runtime $(CORE_SOURCES) $(if $(CORE_MODULE),,FORCE)
+	@$(say) "Compiling the C++ core and installing ptd_engine in place"
+	@"$(PY)" -m pip install -q --no-deps --no-build-isolation --editable .
+	@touch $@
