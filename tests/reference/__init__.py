@@ -1,0 +1,1 @@
+"""Literal Python twins of the C++ core, written from the algorithm's text and not from the code."""
