@@ -188,7 +188,7 @@ def test_unsupported_features_are_named(
 
 
 def test_unknown_architecture_lists_the_known(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="gemma3.*llama, qwen2, qwen3"):
+    with pytest.raises(CheckpointError, match=r"gemma3.*llama, qwen2, qwen3"):
         GGUFCheckpoint(write_model(tmp_path / "m.gguf", "gemma3"))
 
 

@@ -1,0 +1,9 @@
+"""Text <-> token ids: tokenizers from Hugging Face directories and GGUF files, streaming
+decoding.
+"""
+
+from ptd_engine.text.eos import eos_union
+from ptd_engine.text.stream import IncrementalDecoder
+from ptd_engine.text.tokenizer import Tokenizer, load_tokenizer
+
+__all__ = ["IncrementalDecoder", "Tokenizer", "eos_union", "load_tokenizer"]

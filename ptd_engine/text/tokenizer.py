@@ -1,0 +1,158 @@
+"""The tokenizer that the engine's text layer uses, whatever file it comes from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from ptd_engine.checkpoint.gguf_header import read_gguf_header
+from ptd_engine.errors import CheckpointError, PromptError
+from ptd_engine.text.decoder_stages import decoder_stages
+from ptd_engine.text.eos import eos_union
+from ptd_engine.text.gguf_tokenizer import tokenizer_from_gguf
+from ptd_engine.text.stream import IncrementalDecoder
+
+
+class Tokenizer:
+    """Encoding, decoding and the chat template of one model.
+
+    Special tokens that are spelled out in a text become these tokens (as in transformers); a
+    completion prompt that starts with the text of BOS therefore has two of them, the spelled one
+    and the added one.
+
+    Attributes:
+        hf: the transformers tokenizer behind it.
+        eos_token_ids: the ids that the *tokenizer's* files name as ends; join them with those of
+            the model's configuration by `eos_union`.
+        bos_token_id: None if the tokenizer has none.
+    """
+
+    def __init__(self, hf: PreTrainedTokenizerFast, eos_token_ids: Sequence[int]) -> None:
+        self.hf = hf
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.bos_token_id: int | None = hf.bos_token_id
+        self._backend = hf.backend_tokenizer
+        self._decoder: Mapping[str, Any] | None = json.loads(self._backend.to_str())["decoder"]
+        self._special = frozenset(
+            token.content
+            for token in self._backend.get_added_tokens_decoder().values()
+            if token.special
+        )
+        decoder_stages(self._decoder)  # an unsupported decoder is refused at load, not at first use
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text; with `add_special_tokens`, BOS in front where the model wants it.
+
+        Raises:
+            PromptError: the text is not valid Unicode (lone surrogates).
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise PromptError(
+                f"The text is not valid Unicode: position {error.start} holds a lone surrogate. "
+                "Decode the input with errors='replace'."
+            ) from None
+        found: list[int] = self.hf(
+            text,
+            add_special_tokens=add_special_tokens,
+            padding=False,
+            truncation=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )["input_ids"]
+        return found
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of the ids, never "cleaned up": every space of an encoded text comes back."""
+        text = self.hf.decode(
+            list(ids),
+            skip_special_tokens=skip_special_tokens,
+            clean_up_tokenization_spaces=False,
+        )
+        return str(text)
+
+    def decode_stream(self, skip_special_tokens: bool = True) -> IncrementalDecoder:
+        """A decoder for one output that arrives token by token."""
+        return IncrementalDecoder(
+            self._backend.id_to_token,
+            decoder_stages(self._decoder),
+            self._special if skip_special_tokens else frozenset(),
+        )
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `apply_chat_template` can be used."""
+        return bool(self.hf.chat_template)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt text of a conversation, up to where the assistant's answer begins.
+
+        Raises:
+            PromptError: no template, no messages, or messages that the template refuses.
+        """
+        if not self.has_chat_template:
+            raise PromptError(
+                "This model has no chat template: use an instruction-tuned model, or pass a prompt."
+            )
+        if not messages:
+            raise PromptError.for_field("messages", messages, "at least one message")
+        try:
+            text = self.hf.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            )
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            raise PromptError(
+                f"The chat template refuses these messages: {error}. A message is "
+                "{'role': 'user' | 'assistant' | 'system', 'content': text}."
+            ) from error
+        return str(text)
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The prompt ids of a conversation.
+
+        The template writes BOS itself where the model wants it; none is added, so there are never
+        two.
+        """
+        return self.encode(self.render_chat(messages), add_special_tokens=False)
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer of a Hugging Face model directory or of a .gguf file. No network, no remote
+    code.
+
+    Raises:
+        CheckpointError: missing or damaged files, or a tokenizer of an unsupported kind.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _from_directory(path)
+    if not path.is_file():
+        raise CheckpointError(f"Tokenizer not found: {path} is neither a directory nor a file.")
+    return Tokenizer(*tokenizer_from_gguf(read_gguf_header(path)))
+
+
+def _from_directory(path: Path) -> Tokenizer:
+    try:
+        hf = AutoTokenizer.from_pretrained(
+            str(path), local_files_only=True, trust_remote_code=False, use_fast=True
+        )
+    except Exception as error:  # the library raises many kinds for one cause: unusable files
+        raise CheckpointError(
+            f"The tokenizer in {path} cannot be loaded ({error}). "
+            "The directory needs tokenizer.json and tokenizer_config.json."
+        ) from error
+    if not isinstance(hf, PreTrainedTokenizerFast):
+        raise CheckpointError.for_field(
+            f"tokenizer in {path}",
+            type(hf).__name__,
+            "a tokenizer with a tokenizer.json",
+            "Save it once with transformers as a fast tokenizer.",
+        )
+    return Tokenizer(hf, eos_union(hf.eos_token_id))

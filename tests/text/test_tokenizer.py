@@ -1,0 +1,96 @@
+"""Hugging Face directories, the union of EOS ids, and the errors of the text layer."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from ptd_engine.errors import CheckpointError, PromptError
+from ptd_engine.text import Tokenizer, eos_union, load_tokenizer
+
+
+@pytest.fixture
+def directory(byte_level: Tokenizer, tmp_path: Path) -> Path:
+    path = tmp_path / "мо дель ü"
+    byte_level.hf.save_pretrained(path)
+    (path / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 7}))
+    return path
+
+
+def test_directory_gives_the_same_tokenizer(byte_level: Tokenizer, directory: Path) -> None:
+    loaded = load_tokenizer(f"{directory}/")
+    text = "Hello  world 123 <|im_end|> 世界"
+    assert loaded.encode(text) == byte_level.encode(text)
+    assert loaded.decode(loaded.encode(text)) == byte_level.decode(byte_level.encode(text))
+    assert loaded.eos_token_ids == (2,)
+    assert loaded.bos_token_id == 1
+    assert not loaded.has_chat_template
+
+
+def test_truncation_stored_in_the_file_is_not_applied(directory: Path) -> None:
+    stored = json.loads((directory / "tokenizer.json").read_text())
+    stored["truncation"] = {
+        "direction": "Right",
+        "max_length": 4,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    (directory / "tokenizer.json").write_text(json.dumps(stored))
+    assert len(load_tokenizer(directory).encode("x " * 50)) >= 50
+
+
+@pytest.mark.parametrize(
+    ("sources", "wanted"),
+    [
+        # config 151645, generation_config [151645, 151643]
+        ((151645, [151645, 151643]), (151645, 151643)),
+        # generation_config lists only endoftext, the tokenizer ends turns with im_end
+        ((None, [10], 11), (10, 11)),
+        ((None, None, None), ()),
+        ((0,), (0,)),
+        (((5,), [6, 5]), (5, 6)),
+    ],
+)
+def test_eos_union(sources: tuple[int | list[int] | None, ...], wanted: tuple[int, ...]) -> None:
+    assert eos_union(*sources) == wanted
+
+
+@pytest.mark.parametrize("bad", [-1, [3, -2], ["</s>"], [True]])
+def test_eos_union_refuses_other_things(bad: object) -> None:
+    with pytest.raises(CheckpointError, match="eos_token_id"):
+        eos_union(bad)  # type: ignore[arg-type]
+
+
+def test_a_spelled_bos_is_kept_beside_the_added_one(sentencepiece_like: Tokenizer) -> None:
+    assert sentencepiece_like.encode("<s>the")[:2] == [1, 1]
+    assert sentencepiece_like.encode("<s>the", add_special_tokens=False)[0] == 1
+
+
+def test_lone_surrogate_is_a_prompt_error(byte_level: Tokenizer) -> None:
+    with pytest.raises(PromptError, match="surrogate"):
+        byte_level.encode("a\ud800b")
+
+
+def test_missing_template_and_refused_messages(byte_level: Tokenizer) -> None:
+    with pytest.raises(PromptError, match="no chat template"):
+        byte_level.apply_chat_template([{"role": "user", "content": "hi"}])
+    hf = copy.deepcopy(byte_level.hf)
+    hf.chat_template = (
+        "{% if messages[0].role != 'user' %}{{ raise_exception('user first') }}{% endif %}x"
+    )
+    with_template = Tokenizer(hf, ())
+    with pytest.raises(PromptError, match="user first"):
+        with_template.apply_chat_template([{"role": "system", "content": "s"}])
+    with pytest.raises(PromptError, match="messages"):
+        with_template.apply_chat_template([])
+
+
+def test_unusable_paths(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="not found"):
+        load_tokenizer(tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="cannot be loaded"):
+        load_tokenizer(tmp_path / "empty")
