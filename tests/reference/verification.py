@@ -28,9 +28,17 @@ def verify_walk(
     return walk(0)
 
 
+def mass(probabilities: Sequence[float]) -> float:
+    """The plain left-to-right sum (from Python 3.12 on `sum` compensates rounding errors)."""
+    total = 0.0
+    for probability in probabilities:
+        total += probability
+    return total
+
+
 def inverse_cdf(probabilities: Sequence[float], uniform: float) -> int:
     """First id whose cumulative mass exceeds uniform * total, in the order of the ids."""
-    target = uniform * sum(probabilities)
+    target = uniform * mass(probabilities)
     cumulative = 0.0
     last = 0
     for token, probability in enumerate(probabilities):
@@ -57,7 +65,7 @@ def accept_child(
             return index, token
         rest = left[:]
         rest[token] = 0.0
-        total = sum(rest)
+        total = mass(rest)
         if total <= 0.0:  # this child held all the mass that was left
             return index, token
         left = [probability / total for probability in rest]
