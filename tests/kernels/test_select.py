@@ -162,6 +162,18 @@ def test_top_k_keeps_exactly_k_of_tied_ids() -> None:
     assert (law[0] > 0).tolist() == [False, True, True, True, False, False]
 
 
+def test_top_k_ties_in_a_row_too_long_for_a_short_sort() -> None:
+    law = OPS.probabilities(
+        torch.zeros(1, 50000), torch.ones(1), torch.tensor([5.0, 1.0, 0.0, 0.0])
+    )
+    assert law[0].nonzero().flatten().tolist() == [0, 1, 2, 3, 4]
+
+
+def test_top_p_stops_where_the_mass_is_reached_exactly() -> None:
+    law = OPS.probabilities(torch.zeros(1, 4), torch.ones(1), torch.tensor([0.0, 0.5, 0.0, 0.0]))
+    assert law[0].tolist() == [0.5, 0.5, 0.0, 0.0]
+
+
 def shares(logits: Tensor, count: int, **options: Any) -> Tensor:
     """Share of each id over an even grid of uniforms: the law itself, without sampling noise."""
     grid = ((torch.arange(count) + 0.5) / count).tolist()
