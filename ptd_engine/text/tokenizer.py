@@ -48,6 +48,9 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text; with `add_special_tokens`, BOS in front where the model wants it.
 
+        Bytes that a byte-level vocabulary lacks (SmolLM2: some control characters, and characters
+        of planes without any) give no id, as in the original tokenizer.
+
         Raises:
             PromptError: the text is not valid Unicode (lone surrogates).
         """

@@ -128,7 +128,9 @@ class ByteLevelReference:
 
     def piece(self, piece: str) -> list[int]:
         if piece not in self.cache:
-            symbols = [BYTES[value] for value in piece.encode()]
+            # SmolLM2 has no token for some bytes and no unknown token in its model: they are
+            # lost before merging, so that their neighbours meet.
+            symbols = [c for c in (BYTES[value] for value in piece.encode()) if c in self.ids]
             if self.whole_pieces and "".join(symbols) in self.ids:
                 symbols = ["".join(symbols)]
             while True:
@@ -153,6 +155,11 @@ class ByteLevelReference:
                 for piece in self.split(part):
                     out += self.piece(piece)
         return out
+
+    def representable(self, text: str) -> str:
+        """What remains of a text without the bytes that the vocabulary lacks."""
+        kept = bytes(value for value in text.encode() if BYTES[value] in self.ids)
+        return kept.decode("utf-8", "replace")
 
     def decode(self, ids: Sequence[int], skipped: Sequence[str] = ()) -> str:
         raw = b""
