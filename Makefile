@@ -32,7 +32,7 @@ CORE_MODULE := $(wildcard ptd_engine/_core*.so)
 CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp')
 
 comma := ,
-say = printf '\033[1m==> %s\033[0m\n'
+say = printf '==> %s\n'
 
 # Of pip's output: the large downloads; errors go to stderr and are always shown.
 PIP_INSTALL = "$(PY)" -m pip install --progress-bar off --constraint "$(CONSTRAINTS)" $(PIP_ARGS)
@@ -55,6 +55,7 @@ demo-model: $(STAMPS)/core  ## Fetch the demo model only, and print where it is
 	@"$(PY)" -c 'from ptd_engine.hub import resolve_model; print(resolve_model("demo"))'
 
 install: $(STAMPS)/core $(STAMPS)/dev  ## Set up .venv for development
+	@echo "Ready. To use it: source $(VENV)/bin/activate, or $(PY) -m ptd_engine.cli --help"
 
 test: test-cpp test-python  ## Run all tests: C++ under ASan and UBSan, then pytest
 

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
@@ -43,6 +44,15 @@ def cached_source_dir(build_dir: Path) -> Path | None:
         if line.startswith("CMAKE_HOME_DIRECTORY:"):
             return Path(line.split("=", 1)[1])
     return None
+
+
+class CleanBuild(build):
+    """Begins with an empty build/lib: setuptools would ship modules that were deleted since."""
+
+    def run(self) -> None:
+        """Build, without what the last build left."""
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
 
 
 class CMakeBuild(build_ext):
@@ -96,5 +106,5 @@ class CMakeBuild(build_ext):
 
 setup(
     ext_modules=[Extension("ptd_engine._core", sources=[])],
-    cmdclass={"build_ext": CMakeBuild},
+    cmdclass={"build": CleanBuild, "build_ext": CMakeBuild},
 )

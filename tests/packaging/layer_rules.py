@@ -1,0 +1,216 @@
+"""The layer table of ptd_engine and what finds violations of it in Python imports and #includes.
+
+A component is a module or sub-package right below ptd_engine, or a folder of csrc. The table lists
+what each may import; it is the single place to change when a component is added.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGE = "ptd_engine"
+FACADE = "ptd_engine"  # the package's own __init__: what `from ptd_engine import LLM` imports
+
+_BASE = frozenset({"errors", "config", "metrics", "outputs"})
+_EXECUTION = _BASE | {"checkpoint", "kernels", "kv_cache", "model"}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What one component may import: components of ptd_engine, and third-party packages."""
+
+    components: frozenset[str] = frozenset()
+    packages: frozenset[str] = frozenset()
+
+
+def _rule(components: frozenset[str] | set[str], *packages: str) -> Rule:
+    return Rule(frozenset(components), frozenset(packages))
+
+
+PYTHON_RULES: Mapping[str, Rule] = {
+    # 3: the extension module imports nothing; its stub names numpy types
+    "_core": _rule(set(), "numpy"),
+    # 4: the standard library only
+    "errors": _rule(set()),
+    "config": _rule({"errors"}),
+    "metrics": _rule({"errors"}),
+    "outputs": _rule({"errors", "config", "metrics"}),
+    # 5: siblings, except that a tokenizer may be read from a checkpoint's header
+    "drafters": _rule(_BASE | {"_core"}),
+    "kernels": _rule(_BASE, "torch", "numpy"),
+    "checkpoint": _rule(_BASE, "torch", "numpy", "safetensors", "gguf"),
+    "demo_model": _rule(_BASE),
+    "hub": _rule(_BASE | {"demo_model"}, "huggingface_hub"),
+    "text": _rule(_BASE | {"checkpoint"}, "transformers", "tokenizers", "jinja2"),
+    # 6
+    "kv_cache": _rule(_BASE, "torch"),
+    "model": _rule(_BASE | {"checkpoint", "kernels", "kv_cache"}, "torch", "transformers"),
+    # 7: owns memory, knows no algorithm; of _core it uses the layout of the plan
+    "runner": _rule(_EXECUTION | {"_core"}, "torch", "numpy"),
+    # 8: joins algorithm and execution, knows no text and no files
+    "engine": _rule(
+        _BASE | {"_core", "drafters", "kernels", "kv_cache", "model", "runner"}, "torch", "numpy"
+    ),
+    # 9
+    "llm": _rule(
+        _EXECUTION | {"_core", "drafters", "hub", "text", "runner", "engine"}, "torch", "numpy"
+    ),
+    FACADE: _rule(_BASE | {"llm"}),
+    "cli": _rule(
+        _EXECUTION | {"_core", "drafters", "hub", "text", "runner", "engine", "llm", FACADE},
+        *("torch", "numpy", "typer", "rich"),
+    ),
+    "__main__": _rule({"cli", FACADE}),
+    # 10: for tests, benchmarks and examples; nothing below may need it
+    "testing": _rule(
+        _EXECUTION | {"_core", "drafters", "hub", "text"},
+        *("torch", "numpy", "transformers", "tokenizers", "safetensors", "gguf"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import as written: the absolute dotted name and where it stands."""
+
+    module: str
+    line: int
+
+
+def imports_of(source: str, module: str, is_package: bool) -> Iterator[Import]:
+    """Every import of a module, also those inside functions and importlib calls on literals.
+
+    Args:
+        source: the text of the module.
+        module: its dotted name, to resolve relative imports.
+        is_package: whether it is an __init__.
+
+    Raises:
+        ValueError: a relative import leaves the top-level package.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, node.lineno)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = module.split(".")
+                parents = parents[: len(parents) - node.level + is_package]
+                if not parents:
+                    raise ValueError(f"{module}:{node.lineno}: import leaves the package")
+                base = ".".join([*parents, base]).rstrip(".")
+            for alias in node.names:
+                yield Import(f"{base}.{alias.name}", node.lineno)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            name = node.func.id if isinstance(node.func, ast.Name) else name
+            if name in {"import_module", "__import__"} and isinstance(node.args[0].value, str):
+                yield Import(node.args[0].value, node.lineno)
+
+
+def component_of(module: str, components: frozenset[str]) -> str:
+    """Component of a dotted name below ptd_engine; a name that is no module is the facade's."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in components else FACADE
+
+
+def python_violations(sources: Mapping[str, tuple[str, bool]]) -> list[str]:
+    """Imports that the table forbids, as "module:line: reason".
+
+    Args:
+        sources: dotted module name -> (text, whether it is a package's __init__).
+    """
+    present = {name.split(".")[1] for name in sources if "." in name}
+    components = frozenset(PYTHON_RULES) - {FACADE} | present
+    found = []
+    for module, (source, is_package) in sources.items():
+        own = component_of(module, components)
+        rule = PYTHON_RULES.get(own)
+        if rule is None:
+            found.append(f"{module}:1: {own} has no layer: add it to PYTHON_RULES")
+            continue
+        for item in imports_of(source, module, is_package):
+            top = item.module.split(".")[0]
+            if top == PACKAGE:
+                target = component_of(item.module, components)
+                if target not in rule.components | {own}:
+                    found.append(f"{module}:{item.line}: {own} must not import {target}")
+            elif top not in sys.stdlib_module_names and top not in rule.packages:
+                found.append(f"{module}:{item.line}: {own} must not import {top}")
+    return found
+
+
+def import_graph(sources: Mapping[str, tuple[str, bool]]) -> dict[str, set[str]]:
+    """Module -> modules of the package that it imports; the facade and own parents left out.
+
+    A part that names a sibling (`from ptd_engine.kernels import ops` in kernels.registry) is not
+    importing the facade that joins them.
+    """
+    graph: dict[str, set[str]] = {}
+    for module, (source, is_package) in sources.items():
+        named = [item.module for item in imports_of(source, module, is_package)]
+        targets = {*named, *(name.rpartition(".")[0] for name in named)} & sources.keys()
+        own_parents = {target for target in targets if f"{module}.".startswith(f"{target}.")}
+        graph[module] = targets - own_parents - {PACKAGE}
+    return graph
+
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.MULTILINE)
+_STANDARD = re.compile(r"<[a-z_0-9]+>$")  # <vector>: neither a folder nor a .h
+_PUBLIC = re.compile(r'"ptd/[a-z_0-9]+\.h"$')
+_LOCAL = re.compile(r'"[a-z_0-9]+\.h"$')
+_PYBIND = re.compile(r"<pybind11/[a-z_0-9/]+\.h>$")
+
+# Folder of csrc -> forms of #include it may use. Only bindings know Python, nothing knows torch.
+INCLUDE_RULES: Mapping[str, tuple[re.Pattern[str], ...]] = {
+    "include": (_STANDARD, _PUBLIC),
+    "core": (_STANDARD, _PUBLIC, _LOCAL),
+    "bindings": (_STANDARD, _PUBLIC, _LOCAL, _PYBIND),
+    "tests": (_STANDARD, _PUBLIC, _LOCAL),
+    "examples": (_STANDARD, _PUBLIC),
+}
+
+
+def include_violations(sources: Mapping[str, str]) -> list[str]:
+    """#includes that the table forbids, as "path:line: reason"; paths are relative to csrc."""
+    found = []
+    for path, source in sources.items():
+        folder = path.split("/", 1)[0]
+        allowed = INCLUDE_RULES.get(folder)
+        if allowed is None:
+            found.append(f"{path}:1: csrc/{folder} has no layer: add it to INCLUDE_RULES")
+            continue
+        for match in _INCLUDE.finditer(source):
+            written = match[0].split("include", 1)[1].strip()
+            if not any(form.match(written) for form in allowed):
+                line = source.count("\n", 0, match.start()) + 1
+                found.append(f"{path}:{line}: csrc/{folder} must not include {written}")
+    return found
+
+
+def python_sources(package_dir: Path) -> dict[str, tuple[str, bool]]:
+    """Modules and stubs below a package folder, by dotted name."""
+    sources = {}
+    for path in sorted(package_dir.rglob("*.py*")):
+        if path.suffix not in {".py", ".pyi"}:
+            continue
+        parts = [package_dir.name, *path.relative_to(package_dir).with_suffix("").parts]
+        is_package = parts[-1] == "__init__"
+        name = ".".join(parts[:-1] if is_package else parts)
+        sources[name] = (path.read_text(encoding="utf-8"), is_package)
+    return sources
+
+
+def cxx_sources(csrc: Path) -> dict[str, str]:
+    """C++ sources and headers below csrc, by relative path."""
+    return {
+        path.relative_to(csrc).as_posix(): path.read_text(encoding="utf-8")
+        for path in sorted(csrc.rglob("*"))
+        if path.suffix in {".h", ".hpp", ".cuh", ".cpp", ".cc", ".cu"}
+    }
