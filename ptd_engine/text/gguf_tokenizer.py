@@ -155,7 +155,9 @@ def _bpe(
 
 def _frame(vocab: GGUFVocab, add_bos: bool, add_eos: bool) -> processors.PostProcessor:
     """What surrounds an encoded text: BOS and EOS where the file asks for them."""
-    template, used = ["$A:0"], []
+    # The pieces of the template have names of their own: the text of a token may hold ":" or "$".
+    template: list[str] = ["$A:0"]
+    used: list[dict[str, object]] = []
     for wanted, name in ((add_bos, "bos"), (add_eos, "eos")):
         if not wanted:
             continue
@@ -164,6 +166,6 @@ def _frame(vocab: GGUFVocab, add_bos: bool, add_eos: bool) -> processors.PostPro
             raise CheckpointError.for_field(
                 f"tokenizer.ggml.add_{name}_token", True, f"False without a {name}_token_id"
             )
-        template.insert(0 if name == "bos" else len(template), f"{token}:0")
-        used.append((token, vocab.special_ids[name]))
+        template.insert(0 if name == "bos" else len(template), f"{name}:0")
+        used.append({"id": name, "ids": [vocab.special_ids[name]], "tokens": [token]})
     return processors.TemplateProcessing(single=template, special_tokens=used)

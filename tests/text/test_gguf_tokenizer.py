@@ -83,7 +83,7 @@ def test_demo_equals_the_literal_rules(demo_path: Path) -> None:
         assert ids == reference.encode(text), repr(text)
         assert tokenizer.decode(ids, skip_special_tokens=False) == reference.representable(text)
         assert tokenizer.decode(ids) == reference.decode(ids, specials)
-    # The vocabulary lacks some control characters and the lead bytes of planes 4 to 11 and 16.
+    # The vocabulary lacks some control characters and the lead bytes of planes 4 to 11.
     ordinary = [t for t in texts if all(c in "\n\r\t" or " " <= c < "\U00030000" for c in t)]
     assert len(ordinary) > 600
     assert all(reference.representable(text) == text for text in ordinary)
@@ -138,6 +138,20 @@ def test_bos_is_added_where_the_file_or_the_family_says_so(
     tokenizer = build(tmp_path, byte_level_metadata(pre), ggml__add_bos_token=stored)
     assert (tokenizer.encode("dog")[0] == tokenizer.bos_token_id) == starts_with_bos
     assert tokenizer.encode("dog", add_special_tokens=False)[0] != tokenizer.bos_token_id
+
+
+@pytest.mark.parametrize("bos", ["$A", "a:b", ":0", "<s> :"])
+def test_bos_may_have_any_text(bos: str, tmp_path: Path) -> None:
+    metadata = byte_level_metadata()
+    tokens = [SPECIALS[0], bos, *metadata["tokenizer.ggml.tokens"][2:]]
+    tokenizer = build(
+        tmp_path,
+        metadata,
+        ggml__tokens=tokens,
+        ggml__add_bos_token=True,
+        ggml__add_eos_token=True,
+    )
+    assert tokenizer.encode("1") == [1, tokens.index("1"), 2]
 
 
 def test_eos_ids_are_the_union_of_declared_and_known_ends(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from ptd_engine.errors import CheckpointError
-from ptd_engine.text import Tokenizer, load_tokenizer
+from ptd_engine.text import IncrementalDecoder, Tokenizer, load_tokenizer
+from ptd_engine.text.decoder_stages import decoder_stages
 
 LOST = "\ufffd"
 
@@ -127,22 +129,40 @@ def test_special_tokens_are_skipped_and_do_not_break_characters(byte_level: Toke
     assert shown == byte_level.decode(ids, skip_special_tokens=False) == LOST + "<|im_end|>" + LOST
 
 
-def test_cost_per_token_does_not_grow(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("the dog " * 20)[:100]
-    stream = tokenizer.decode_stream()
+class CountingStage:
+    """Passes tokens on and counts them."""
 
-    def seconds(rounds: int) -> float:
-        start = time.perf_counter()
-        for _ in range(rounds):
-            for token in ids:
-                stream.push([token])
-        return time.perf_counter() - start
+    def __init__(self) -> None:
+        self.seen = 0
 
-    early = min(seconds(10) for _ in range(3))
-    seconds(300)
-    late = min(seconds(10) for _ in range(3))
-    # After 35,000 tokens; a decoder that looks back over the output would be tens of times slower.
-    assert late < 8 * early + 0.01
+    def push(self, tokens: Sequence[str]) -> list[str]:
+        self.seen += len(tokens)
+        return list(tokens)
+
+    def flush(self) -> list[str]:
+        return []
+
+
+def test_every_token_is_looked_at_once(tokenizer: Tokenizer) -> None:
+    # The cost of a token must not depend on the length of the output before it.
+    ids = tokenizer.encode("the dog 😀 " * 200)
+    lookups: list[int] = []
+    first, last = CountingStage(), CountingStage()
+    stages = [
+        first,
+        *decoder_stages(json.loads(tokenizer.hf.backend_tokenizer.to_str())["decoder"]),
+    ]
+    names = tokenizer.hf.backend_tokenizer.id_to_token
+
+    def token_of(token: int) -> str | None:
+        lookups.append(token)
+        return names(token)
+
+    stream = IncrementalDecoder(token_of, [*stages, last], ())
+    text = "".join(stream.push([token]) for token in ids) + stream.flush()
+    assert text == tokenizer.decode(ids, skip_special_tokens=False)
+    assert lookups == ids
+    assert first.seen == len(ids) and last.seen <= 2 * len(ids)
 
 
 def bare(decoder: decoders.Decoder | None) -> PreTrainedTokenizerFast:
