@@ -144,6 +144,18 @@ def test_without_candidate_rows_nothing_is_accepted() -> None:
     assert session.stats["candidate_nodes"] == session.stats["hit_steps"] == 0
 
 
+def test_the_reference_is_lossless_in_the_chained_layout_too() -> None:
+    settings = Settings(max_new_tokens=60, layout="chained")
+    model, prompt = hashed(20, 3, 2), [1, 2, 3, 4]
+    steps = list(decode(model, prompt, lambda: [[1, 2], [3]], settings))
+    sibling = replace(settings, layout="sibling")
+    siblings = list(decode(model, prompt, lambda: [[1, 2], [3]], sibling))
+    plain = plain_decode(model, prompt, settings)
+    assert [token for step in steps for token in step.output] == plain
+    assert [token for step in siblings for token in step.output] == plain
+    assert [step.draft_rows for step in steps] != [step.draft_rows for step in siblings]
+
+
 def test_plain_decoding_has_one_row_a_step() -> None:
     settings = Settings(max_new_tokens=20)
     model = hashed(9, 1, 2)
