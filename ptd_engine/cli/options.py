@@ -1,0 +1,131 @@
+"""Options that several commands share, and the checks that need no model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ptd_engine.config import PTDConfig
+from ptd_engine.errors import ConfigError
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help='A local directory, a .gguf file, a hub id, or "demo".',
+        show_default=False,
+    ),
+]
+Dtype = Annotated[
+    str,
+    typer.Option(help="auto (the checkpoint's), float32, bfloat16 or float16."),
+]
+Device = Annotated[
+    str,
+    typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:N."),
+]
+Kernels = Annotated[
+    str,
+    typer.Option(help="Backend of the operations: auto, or a name that `ptd-engine doctor` lists."),
+]
+MaxSeqLen = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Longest prompt and output together, in tokens. Default: the model's context, up to "
+        "8192.",
+        show_default=False,
+    ),
+]
+Drafter = Annotated[
+    str,
+    typer.Option(help="ptd, or none (plain decoding). It never changes the output."),
+]
+Width = Annotated[
+    int | None,
+    typer.Option(
+        metavar="W",
+        help="PTD's width. With --width or --depth the rest is the paper's (width 4, depth 6, 96 "
+        "draft and 60 candidate rows); without, what suits the device.",
+        show_default=False,
+    ),
+]
+Depth = Annotated[
+    int | None,
+    typer.Option(metavar="D", help="PTD's depth; see --width.", show_default=False),
+]
+MaxNewTokens = Annotated[
+    int,
+    typer.Option(metavar="N", help="Most tokens of an answer."),
+]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+TopK = Annotated[
+    int,
+    typer.Option(help="Keep the k likeliest tokens; 0 is off."),
+]
+TopP = Annotated[
+    float,
+    typer.Option(help="Keep the likeliest tokens of this mass; 1 is off."),
+]
+MinP = Annotated[
+    float,
+    typer.Option(help="Keep tokens at least this fraction as likely as the likeliest; 0 is off."),
+]
+Seed = Annotated[
+    int,
+    typer.Option(help="The same seed and settings give the same output, with any drafter."),
+]
+Chat = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--raw",
+        help="Wrap prompts in the model's chat template, or complete them as they are. Default: "
+        "chat where the model has a template.",
+        show_default=False,
+    ),
+]
+PROMPTS_HELP = (
+    "A file of prompts. *.jsonl, *.ndjson, *.json, or a first line that begins with '{': JSON "
+    'lines with "turns" (the first is used) or else "prompt", and optionally "id". Any other file: '
+    "one prompt a line, empty lines skipped."
+)
+PromptsFile = Annotated[
+    Path | None,
+    typer.Option("--prompts", metavar="FILE", help=PROMPTS_HELP, show_default=False),
+]
+PromptsFiles = Annotated[
+    list[Path],
+    typer.Option(
+        "--prompts",
+        metavar="FILE",
+        help=f"{PROMPTS_HELP} May be given several times.",
+        show_default=False,
+    ),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(metavar="K", help="Take the first K prompts of a file only.", show_default=False),
+]
+
+
+def drafter_spec(name: str, width: int | None, depth: int | None) -> str | PTDConfig:
+    """What --drafter, --width and --depth mean together.
+
+    Raises:
+        ConfigError: a tree's shape for a drafter that has none, or a shape out of range.
+    """
+    given = {"width": width, "depth": depth}
+    shape = {option: value for option, value in given.items() if value is not None}
+    if not shape:
+        return name
+    if name != "ptd":
+        option, value = next(iter(shape.items()))
+        raise ConfigError.for_field(
+            f"--{option}",
+            value,
+            f"nothing while --drafter is {name!r}",
+            f"Only ptd has a tree to shape: use --drafter ptd, or leave out --{option}.",
+        )
+    return PTDConfig(**shape)

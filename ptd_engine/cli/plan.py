@@ -1,0 +1,216 @@
+"""`ptd-engine plan`: memory and the fastest possible step, from a checkpoint's headers alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from ptd_engine.cli import options as opt
+from ptd_engine.cli.report import print_table, write_json
+from ptd_engine.errors import CheckpointError, ConfigError, UnavailableError
+
+if TYPE_CHECKING:
+    import torch
+
+    from ptd_engine.checkpoint import Checkpoint
+    from ptd_engine.model import CausalLM, ModelConfig
+    from ptd_engine.runner import EagerRunner
+
+# About what two channels of DDR4-2400 sustain: a modest desktop.
+DEFAULT_BANDWIDTH_GB_S = 30.0
+_LISTED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Bytes in memory, and those of them that every step reads (one embedding row is nothing)."""
+
+    parameters: int
+    held: int
+    read: int
+    tied_copy: bool
+
+
+def plan(
+    model: opt.Model,
+    max_seq_len: opt.MaxSeqLen = None,
+    bandwidth_gb_s: Annotated[
+        float,
+        typer.Option(
+            "--bandwidth-gb-s",
+            metavar="B",
+            help="Memory bandwidth to assume, in 10^9 bytes/s. The default is a modest desktop's; "
+            "an H200 has about 4800.",
+        ),
+    ] = DEFAULT_BANDWIDTH_GB_S,
+    drafter: opt.Drafter = "ptd",
+    width: opt.Width = None,
+    depth: opt.Depth = None,
+    dtype: opt.Dtype = "auto",
+    device: opt.Device = "auto",
+) -> None:
+    """Tell what a model will need: bytes, and the roofline of a step. No weight is loaded.
+
+    Decoding one request reads every weight and the whole cache once a step, so a step takes at
+    least these bytes over the bandwidth. Prints a table and, as the last line, one JSON object.
+    """
+    if not math.isfinite(bandwidth_gb_s) or bandwidth_gb_s <= 0:
+        raise ConfigError.for_field("--bandwidth-gb-s", bandwidth_gb_s, "a finite number above 0")
+    spec = opt.drafter_spec(drafter, width, depth)
+    from ptd_engine import hub
+    from ptd_engine.checkpoint import open_checkpoint
+    from ptd_engine.drafters import make_drafter
+    from ptd_engine.llm import DEFAULT_MAX_SEQ_LEN
+    from ptd_engine.model import ModelConfig
+    from ptd_engine.model.weights import resolve_dtype
+
+    target = _device(device)
+    checkpoint = open_checkpoint(hub.resolve_model(model))
+    config = ModelConfig.from_hf(checkpoint.config)
+    length = (
+        min(config.max_position_embeddings, DEFAULT_MAX_SEQ_LEN)
+        if max_seq_len is None
+        else max_seq_len
+    )
+    if length < 2:
+        raise ConfigError.for_field("--max-seq-len", length, "an integer >= 2")
+    config.check_context(length)
+    compute = resolve_dtype(dtype, checkpoint.dtype_name, target)
+    needs = make_drafter(spec, device_type=target.type).needs()
+    weights = _weights(checkpoint, config, compute, target)
+    runner = _dry_runner(config, compute, length, 1 + needs.max_nodes, needs.top_k)
+    cache = runner.cache.nbytes
+    per_token = cache // runner.cache.capacity
+    buffers = _step_bytes(runner, config, 1 + needs.max_nodes)
+    document = {
+        "model": model,
+        "dtype": str(compute).removeprefix("torch."),
+        "device": target.type,
+        "max_seq_len": length,
+        "step_rows": 1 + needs.max_nodes,
+        "parameters": weights.parameters,
+        "weight_bytes": weights.held,
+        "kv_cache_bytes": cache,
+        "kv_bytes_per_token": per_token,
+        "step_buffer_bytes": buffers,
+        "total_bytes": weights.held + cache + buffers,
+        "bandwidth_gb_s": bandwidth_gb_s,
+        "step_read_bytes": weights.read,
+        "roofline_step_s_empty": weights.read / (bandwidth_gb_s * 1e9),
+        "roofline_step_s_full": (weights.read + per_token * length) / (bandwidth_gb_s * 1e9),
+    }
+    _print(document, weights.tied_copy)
+    write_json(document)
+
+
+def _device(name: str) -> torch.device:
+    """The device to plan for; it need not be on this machine."""
+    import torch
+
+    from ptd_engine.llm import resolve_device
+
+    try:
+        return resolve_device(name)
+    except UnavailableError:
+        return torch.device(name)
+
+
+def _weights(
+    checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> _Weights:
+    from ptd_engine.model.weights import expected_shapes
+
+    shapes = expected_shapes(config)
+    missing = sorted(set(shapes) - set(checkpoint.names()))
+    if missing:
+        more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
+        raise CheckpointError(
+            f"the checkpoint lacks {len(missing)} tensors of a {config.architecture} model: "
+            f"{', '.join(missing[:_LISTED])}{more}. Is the download complete?"
+        )
+    parameters = sum(math.prod(shape) for shape in shapes.values())
+    embedding = config.vocab_size * config.hidden_size
+    tied_copy = config.tie_word_embeddings and _copies_when_packing(dtype, device)
+    read = parameters if config.tie_word_embeddings else parameters - embedding
+    held = parameters + (embedding if tied_copy else 0)
+    return _Weights(parameters, held * dtype.itemsize, read * dtype.itemsize, tied_copy)
+
+
+def _copies_when_packing(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the kernels re-lay matrices, so that a tied output matrix is a second copy."""
+    import torch
+
+    from ptd_engine.kernels import select_ops
+
+    if device.type != "cpu":
+        return False
+    weight = torch.zeros(16, 16, dtype=dtype)
+    return select_ops("auto", device, dtype).pack_linear(weight, None).data is not weight
+
+
+def _dry_runner(
+    config: ModelConfig, dtype: torch.dtype, max_seq_len: int, max_nodes: int, top_k: int
+) -> EagerRunner:
+    """The runner that a model would get, on torch's meta device: sizes without memory."""
+    import torch
+
+    from ptd_engine.model import CausalLM
+    from ptd_engine.model.rope import RopeTable
+    from ptd_engine.runner import EagerRunner
+
+    nothing = cast(Any, None)  # neither weights nor ops are touched before the first step
+    model: CausalLM = CausalLM(
+        config=config,
+        weights=nothing,
+        rope=RopeTable(config, max_seq_len, "meta"),
+        ops=nothing,
+        device=torch.device("meta"),
+        dtype=dtype,
+        num_parameters=0,
+        weight_bytes=0,
+    )
+    return EagerRunner(model, max_seq_len=max_seq_len, max_nodes=max_nodes, top_k=top_k)
+
+
+def _step_bytes(runner: EagerRunner, config: ModelConfig, rows: int) -> int:
+    """Activations, logits, rotary table, plan and output of a step."""
+    activations = sum(
+        getattr(runner.activations, field.name).nbytes for field in fields(runner.activations)
+    )
+    logits = rows * config.vocab_size * runner.model.dtype.itemsize
+    staged = runner.staging.nbytes + runner.buffers.host_output.nbytes
+    return int(activations + logits + runner.model.rope.cos_sin.nbytes + staged)
+
+
+def _print(document: dict[str, Any], tied_copy: bool) -> None:
+    from rich.table import Table
+
+    table = Table(
+        "",
+        show_header=False,
+        title=f"{document['max_seq_len']} tokens of context, {document['dtype']} on "
+        f"{document['device']}, steps of up to {document['step_rows']} rows",
+    )
+    table.add_column("", justify="right")
+    table.add_row("parameters", f"{document['parameters']:,}")
+    copy = " (with a packed copy of the tied output matrix)" if tied_copy else ""
+    table.add_row(f"weights{copy}", _mib(document["weight_bytes"]))
+    table.add_row("KV cache", _mib(document["kv_cache_bytes"]))
+    table.add_row("  of it, per token", f"{document['kv_bytes_per_token']:,} bytes")
+    table.add_row("step buffers", _mib(document["step_buffer_bytes"]))
+    table.add_row("total", _mib(document["total_bytes"]), end_section=True)
+    table.add_row("weights read a step", _mib(document["step_read_bytes"]))
+    for label, key in (("empty", "roofline_step_s_empty"), ("full", "roofline_step_s_full")):
+        step = document[key]
+        table.add_row(
+            f"shortest step at {document['bandwidth_gb_s']:g} GB/s, context {label}",
+            f"{step * 1e3:.2f} ms ({1 / step:.0f} steps/s)",
+        )
+    print_table(table)
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB"

@@ -1,0 +1,56 @@
+"""Lines and tables that several commands print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
+from typing import TYPE_CHECKING, cast
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ptd_engine.outputs import Chunk, GenerationOutput
+
+
+def write_json(document: Mapping[str, object]) -> None:
+    """Print one JSON object on one line of standard output."""
+    typer.echo(json.dumps(document, allow_nan=False))
+
+
+def closing_stream(chunks: Iterator[Chunk]) -> closing[Generator[Chunk, None, None]]:
+    """A context manager that ends a stream on every way out, so that the engine is free again."""
+    return closing(cast("Generator[Chunk, None, None]", chunks))
+
+
+def write_stream(chunks: Iterator[Chunk]) -> GenerationOutput:
+    """Print the text as it comes, end the line, and return the whole output."""
+    output: GenerationOutput | None = None
+    try:
+        with closing_stream(chunks) as open_chunks:
+            for chunk in open_chunks:
+                typer.echo(chunk.text, nl=False)
+                output = chunk.output
+    finally:
+        typer.echo()
+    assert output is not None  # the final chunk always carries it
+    return output
+
+
+def summary(output: GenerationOutput) -> str:
+    """One line about how an output came about."""
+    stats = output.stats
+    return (
+        f"{stats.tokens} tokens in {stats.steps} steps ({stats.decoding_efficiency:.2f} tokens a "
+        f"step), {stats.tokens_per_second:.1f} tokens/s, first token after "
+        f"{stats.time_to_first_token_s:.2f} s, finish: {output.finish_reason}"
+    )
+
+
+def print_table(table: Table) -> None:
+    """Print a rich table to standard output."""
+    from rich.console import Console
+
+    Console().print(table)
