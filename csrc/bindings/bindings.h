@@ -24,10 +24,10 @@ Span<T> as_span(const pybind11::buffer_info& info, const char* field) {
     stride *= info.shape[i];
   }
   if (!fits) {
-    throw InvalidArgument(std::string(field) + " is not valid: allowed is a C-contiguous array of " +
-                          pybind11::format_descriptor<std::remove_const_t<T>>::format() + " (" +
-                          std::to_string(sizeof(T)) + " bytes an item), got format '" +
-                          info.format + "'.");
+    throw InvalidArgument(
+        std::string(field) + " is not valid: allowed is a C-contiguous array of " +
+        pybind11::format_descriptor<std::remove_const_t<T>>::format() + " (" +
+        std::to_string(sizeof(T)) + " bytes an item), got format '" + info.format + "'.");
   }
   return {static_cast<T*>(info.ptr), static_cast<std::size_t>(info.size)};
 }

@@ -15,9 +15,7 @@ namespace {
 // Lets Python subclass Drafter (research): the GIL is taken for the call only.
 class PyDrafter : public Drafter, public py::trampoline_self_life_support {
  public:
-  DrafterNeeds needs() const override {
-    PYBIND11_OVERRIDE_PURE(DrafterNeeds, Drafter, needs);
-  }
+  DrafterNeeds needs() const override { PYBIND11_OVERRIDE_PURE(DrafterNeeds, Drafter, needs); }
   void begin(Span<const TokenId> prompt) override {
     py::gil_scoped_acquire gil;
     override("begin")(std::vector<TokenId>(prompt.begin(), prompt.end()));
@@ -53,8 +51,8 @@ void bind_drafters(py::module_& m) {
       .def_readonly("top_k", &DrafterNeeds::top_k);
 
   py::class_<StepOutcome>(m, "StepOutcome")
-      .def_property_readonly("tree", [](const StepOutcome& o) { return o.tree; },
-                             py::return_value_policy::reference)
+      .def_property_readonly(
+          "tree", [](const StepOutcome& o) { return o.tree; }, py::return_value_policy::reference)
       .def_property_readonly("accepted", [](const StepOutcome& o) { return to_vector(o.accepted); })
       .def_property_readonly("new_tokens",
                              [](const StepOutcome& o) { return to_vector(o.new_tokens); })

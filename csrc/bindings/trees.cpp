@@ -83,7 +83,8 @@ void bind_candidate_pool(py::module_& m) {
       .def("clear", &CandidatePool::clear)
       .def_property_readonly("total_nodes", &CandidatePool::total_nodes)
       .def_property_readonly("key_count", &CandidatePool::key_count)
-      .def_property_readonly("capacity", [](const CandidatePool& p) { return p.tree().capacity(); });
+      .def_property_readonly("capacity",
+                             [](const CandidatePool& p) { return p.tree().capacity(); });
 }
 
 void bind_tree_builder(py::module_& m) {
@@ -139,30 +140,30 @@ void bind_trees(py::module_& m) {
   bind_candidate_pool(m);
   bind_tree_builder(m);
 
-  m.def("plan_layout",
-        [](int n_bucket, int max_path) {
-          const auto layout = PlanLayout::of(n_bucket, max_path);
-          py::dict out;
-          const auto put = [&out](const char* name, const PlanField& f) {
-            out[name] = py::make_tuple(f.offset, f.size);
-          };
-          put("header", layout.header);
-          put("sampling", layout.sampling);
-          put("token_ids", layout.token_ids);
-          put("positions", layout.positions);
-          put("commit_src", layout.commit_src);
-          put("temperature", layout.temperature);
-          put("uniform", layout.uniform);
-          put("mask", layout.mask);
-          out["total"] = layout.total;
-          return out;
-        },
-        py::arg("n_bucket"), py::arg("max_path"));
+  m.def(
+      "plan_layout",
+      [](int n_bucket, int max_path) {
+        const auto layout = PlanLayout::of(n_bucket, max_path);
+        py::dict out;
+        const auto put = [&out](const char* name, const PlanField& f) {
+          out[name] = py::make_tuple(f.offset, f.size);
+        };
+        put("header", layout.header);
+        put("sampling", layout.sampling);
+        put("token_ids", layout.token_ids);
+        put("positions", layout.positions);
+        put("commit_src", layout.commit_src);
+        put("temperature", layout.temperature);
+        put("uniform", layout.uniform);
+        put("mask", layout.mask);
+        out["total"] = layout.total;
+        return out;
+      },
+      py::arg("n_bucket"), py::arg("max_path"));
   m.def("philox_uniform", &philox_uniform, py::arg("seed"), py::arg("position"),
         py::arg("draw") = 0);
   m.def(
-      "philox4x32",
-      [](PhiloxCounter counter, PhiloxKey key) { return philox4x32(counter, key); },
+      "philox4x32", [](PhiloxCounter counter, PhiloxKey key) { return philox4x32(counter, key); },
       py::arg("counter"), py::arg("key"));
   m.def(
       "verify_walk",

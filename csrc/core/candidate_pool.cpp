@@ -8,7 +8,8 @@ namespace {
 std::size_t hash_token(TokenId token) {
   // Fibonacci hashing: consecutive ids, common in vocabularies, spread over the table.
   return static_cast<std::size_t>(
-      (static_cast<std::uint64_t>(static_cast<std::uint32_t>(token)) * 0x9E3779B97F4A7C15ull) >> 32);
+      (static_cast<std::uint64_t>(static_cast<std::uint32_t>(token)) * 0x9E3779B97F4A7C15ull) >>
+      32);
 }
 
 }  // namespace
@@ -188,8 +189,7 @@ void CandidatePool::retrieve_all(const Entry& entry, std::vector<CandidateNode>&
   }
 }
 
-void CandidatePool::retrieve_best(const Entry& entry, int budget,
-                                  std::vector<CandidateNode>& out) {
+void CandidatePool::retrieve_best(const Entry& entry, int budget, std::vector<CandidateNode>& out) {
   frontier_.clear();
   pushed_ = 0;
   push_children(entry.top, 1.0, kNoNode);

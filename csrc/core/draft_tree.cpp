@@ -9,8 +9,8 @@ constexpr int kMaxLimit = 64;
 
 void check_range(const char* field, int value, int low, int high) {
   if (value < low || value > high) {
-    throw InvalidArgument::for_field(field, value, "an integer from " + std::to_string(low) +
-                                                       " to " + std::to_string(high));
+    throw InvalidArgument::for_field(
+        field, value, "an integer from " + std::to_string(low) + " to " + std::to_string(high));
   }
 }
 
@@ -125,7 +125,8 @@ void DraftTree::refresh_rows() {
   parent_rows_.clear();
   row_of_node_.resize(static_cast<std::size_t>(tree_.capacity()));
   row_of_node_[static_cast<std::size_t>(top_)] = kNoNode;
-  for (NodeId at = tree_.node(top_).first_child; at != kNoNode; at = tree_.next_preorder(at, top_)) {
+  for (NodeId at = tree_.node(top_).first_child; at != kNoNode;
+       at = tree_.next_preorder(at, top_)) {
     row_of_node_[static_cast<std::size_t>(at)] = static_cast<int>(rows_.size());
     rows_.push_back(at);
     parent_rows_.push_back(row_of_node_[static_cast<std::size_t>(tree_.node(at).parent)]);

@@ -34,7 +34,8 @@ Session::Session(std::vector<TokenId> prompt, std::shared_ptr<Drafter> drafter,
       limits_(std::move(limits)),
       prompt_len_(static_cast<int>(prompt.size())),
       tokens_(std::move(prompt)) {
-  if (tokens_.empty()) throw InvalidArgument("prompt=[] is not valid: allowed is at least 1 token.");
+  if (tokens_.empty())
+    throw InvalidArgument("prompt=[] is not valid: allowed is at least 1 token.");
   if (prompt_len_ >= limits_.max_seq_len) {
     throw InvalidArgument::for_field(
         "prompt length", prompt_len_,
@@ -96,8 +97,8 @@ int Session::plan(unsigned char* block, std::size_t block_size) {
 
 void Session::check_output(Span<const TokenId> output) const {
   if (!planned_) throw std::logic_error("commit() without a plan()");
-  const auto needed = static_cast<std::size_t>(tree_.size()) *
-                      static_cast<std::size_t>(1 + limits_.top_k);
+  const auto needed =
+      static_cast<std::size_t>(tree_.size()) * static_cast<std::size_t>(1 + limits_.top_k);
   if (output.size() < needed) {
     throw InvalidArgument::for_field("len(output)", static_cast<long long>(output.size()),
                                      "at least " + std::to_string(needed));
@@ -115,8 +116,7 @@ StepResult Session::commit(Span<const TokenId> output) {
 StepResult Session::commit_recursive(Span<const TokenId> output, Span<const double> probs,
                                      int vocab) {
   check_output(output);
-  const auto needed =
-      static_cast<std::size_t>(tree_.n_verify()) * static_cast<std::size_t>(vocab);
+  const auto needed = static_cast<std::size_t>(tree_.n_verify()) * static_cast<std::size_t>(vocab);
   if (probs.size() < needed) {
     throw InvalidArgument::for_field("len(probs)", static_cast<long long>(probs.size()),
                                      "at least n_verify * vocab = " + std::to_string(needed));

@@ -102,24 +102,25 @@ void pack_plan(const TreeBuilder& tree, const StepState& state, int n_bucket, in
                                      "at least the tree's " + std::to_string(n) + " rows");
   }
   const bool samples = state.temperature > 0.0f;
-  const bool filters =
-      samples && (state.top_k > 0 || state.top_p < 1.0f || state.min_p > 0.0f);
+  const bool filters = samples && (state.top_k > 0 || state.top_p < 1.0f || state.min_p > 0.0f);
 
   auto* commit_src = field<std::int32_t>(block, layout.commit_src);
   const int n_commit = static_cast<int>(state.commit_src.size());
   const int first_dst = state.prefix_len - n_commit;
   bool moves = false;
   for (int i = 0; i < max_path; ++i) {
-    commit_src[i] =
-        i < n_commit ? state.commit_src[static_cast<std::size_t>(i)] : first_dst + i;
+    commit_src[i] = i < n_commit ? state.commit_src[static_cast<std::size_t>(i)] : first_dst + i;
     moves = moves || commit_src[i] != first_dst + i;
   }
 
   auto* header = field<PlanHeader>(block, layout.header);
-  *header = PlanHeader{n,        tree.n_verify(), state.prefix_len,
-                       n_commit, (moves ? kPlanMovesRows : 0) | (samples ? kPlanSamples : 0) |
-                                     (filters ? kPlanFilters : 0),
-                       {0, 0, 0}};
+  *header = PlanHeader{
+      n,
+      tree.n_verify(),
+      state.prefix_len,
+      n_commit,
+      (moves ? kPlanMovesRows : 0) | (samples ? kPlanSamples : 0) | (filters ? kPlanFilters : 0),
+      {0, 0, 0}};
   auto* sampling = field<float>(block, layout.sampling);
   sampling[0] = static_cast<float>(state.top_k);
   sampling[1] = state.top_p;
@@ -139,9 +140,8 @@ void pack_plan(const TreeBuilder& tree, const StepState& state, int n_bucket, in
     positions[i] = state.prefix_len + tree.depth(row);
     const bool row_samples = samples && i < tree.n_verify();
     temperature[i] = row_samples ? state.temperature : 0.0f;
-    uniform[i] = row_samples
-                     ? philox_uniform(state.seed, static_cast<std::uint64_t>(positions[i]))
-                     : 0.0f;
+    uniform[i] =
+        row_samples ? philox_uniform(state.seed, static_cast<std::uint64_t>(positions[i])) : 0.0f;
     AncestorMask own{};
     if (padding) own.set(i);
     const AncestorMask& visible = padding ? own : tree.mask(i);

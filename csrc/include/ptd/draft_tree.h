@@ -39,7 +39,8 @@ class DraftTree {
 
   // Removes EOS nodes with their subtrees, then replaces the root of every subtree that is `depth`
   // high by its earliest-added child whose token is not a root yet, appended last. A full tree
-  // with no such subtree would never change again: there the tallest one (the first on a tie) steps.
+  // with no such subtree would never change again: there the tallest one (the first on a tie)
+  // steps.
   void step_and_prune();
 
   int size() const { return size_; }
@@ -65,7 +66,7 @@ class DraftTree {
   std::vector<NodeId> rows_;
   std::vector<int> parent_rows_;
   std::vector<int> row_of_node_;
-  std::vector<NodeId> tall_roots_;                // scratch of step_and_prune
+  std::vector<NodeId> tall_roots_;             // scratch of step_and_prune
   TokenId newest_root_prediction_ = kNoToken;  // of the last expand
 };
 

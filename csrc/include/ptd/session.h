@@ -15,31 +15,31 @@ namespace ptd {
 enum class FinishReason { kNone, kStop, kLength };
 
 struct SessionParams {
-  int max_new_tokens = 128;       // >= 0; 0 finishes at once
-  float temperature = 0.0f;       // 0 = greedy
-  int top_k = 0;                  // 0 = off
-  float top_p = 1.0f;             // 1 = off
-  float min_p = 0.0f;             // 0 = off
+  int max_new_tokens = 128;  // >= 0; 0 finishes at once
+  float temperature = 0.0f;  // 0 = greedy
+  int top_k = 0;             // 0 = off
+  float top_p = 1.0f;        // 1 = off
+  float min_p = 0.0f;        // 0 = off
   std::uint64_t seed = 0;
   std::vector<TokenId> stop_ids;  // the first one ends the output and stays in it
 };
 
 struct SessionLimits {
-  int max_seq_len = 0;              // prompt and output together
-  int max_path = 64;                // deepest row of a tree; sizes commit_src
-  int top_k = 0;                    // successors a row in the output block (>= the drafter's needs)
-  std::vector<int> node_buckets;    // ascending row counts a step is padded to; empty = exact
+  int max_seq_len = 0;            // prompt and output together
+  int max_path = 64;              // deepest row of a tree; sizes commit_src
+  int top_k = 0;                  // successors a row in the output block (>= the drafter's needs)
+  std::vector<int> node_buckets;  // ascending row counts a step is padded to; empty = exact
 };
 
 // Counters over the steps of a request; prefill is not a step.
 struct SessionStats {
   std::int64_t steps = 0;
-  std::int64_t tokens = 0;             // emitted
-  std::int64_t hit_steps = 0;          // steps with a non-empty candidate tree
-  std::int64_t hit_tokens = 0;         // tokens emitted on those steps
+  std::int64_t tokens = 0;      // emitted
+  std::int64_t hit_steps = 0;   // steps with a non-empty candidate tree
+  std::int64_t hit_tokens = 0;  // tokens emitted on those steps
   std::int64_t candidate_nodes = 0;
   std::int64_t draft_nodes = 0;
-  std::int64_t accepted = 0;           // emitted tokens that were candidates
+  std::int64_t accepted = 0;                     // emitted tokens that were candidates
   std::vector<std::int64_t> accepted_histogram;  // [k]: steps that accepted k candidates
 };
 

@@ -1,7 +1,9 @@
-// StepPlan: everything the device needs for one step, in one packed block (one host-to-device copy).
-// TreeBuilder: the tree of one step, rows ordered [root | candidates | drafts], so a role is a range.
+// StepPlan: everything the device needs for one step, in one packed block (one host-to-device
+// copy). TreeBuilder: the tree of one step, rows ordered [root | candidates | drafts], so a role is
+// a range.
 //
-// The block's fields, each at a multiple of 64 bytes; N = node bucket, W = ceil(N/64), P = max_path:
+// The block's fields, each at a multiple of 64 bytes; N = node bucket, W = ceil(N/64), P =
+// max_path:
 //   header      int32[8]    see PlanHeader
 //   sampling    float32[4]  top_k (0 = off), top_p (1 = off), min_p (0 = off), 0
 //   token_ids   int32[N]    padding repeats row 0

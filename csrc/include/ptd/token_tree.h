@@ -47,7 +47,8 @@ class TokenTree {
   int subtree_size(NodeId id) const;
   // Hops from the node to its deepest descendant; 0 for a leaf.
   int height(NodeId id) const;
-  // The node after `id` in depth-first pre-order within the subtree of `top`, or kNoNode at its end.
+  // The node after `id` in depth-first pre-order within the subtree of `top`, or kNoNode at its
+  // end.
   NodeId next_preorder(NodeId id, NodeId top) const;
   // The node after the whole subtree of `id`, within the subtree of `top`.
   NodeId skip_subtree(NodeId id, NodeId top) const;

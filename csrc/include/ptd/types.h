@@ -46,8 +46,8 @@ class InvalidArgument : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
   static InvalidArgument for_field(const std::string& field, long long value,
                                    const std::string& allowed) {
-    return InvalidArgument(field + "=" + std::to_string(value) +
-                           " is not valid: allowed is " + allowed + ".");
+    return InvalidArgument(field + "=" + std::to_string(value) + " is not valid: allowed is " +
+                           allowed + ".");
   }
 };
 

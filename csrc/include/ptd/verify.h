@@ -23,10 +23,10 @@ class UniformSource {
   virtual double draw(int depth, int k) = 0;  // in [0, 1)
 };
 
-// The paper's Algorithm 2 for deterministic drafts: try the children in order, accept c if r < P[c],
-// else set P[c] = 0 and renormalise over the whole vocabulary; if none is accepted, sample from what
-// is left. (As printed it renormalises over the children only and accepts r <= P: both change the
-// law.) Returns the last token; `path` holds the accepted rows.
+// The paper's Algorithm 2 for deterministic drafts: try the children in order, accept c if r <
+// P[c], else set P[c] = 0 and renormalise over the whole vocabulary; if none is accepted, sample
+// from what is left. (As printed it renormalises over the children only and accepts r <= P: both
+// change the law.) Returns the last token; `path` holds the accepted rows.
 //   probs  [n_verify, vocab] processed distributions, each row summing to 1
 TokenId verify_recursive(Span<const TokenId> tokens, Span<const NodeId> parents,
                          Span<const double> probs, int n_verify, int vocab, UniformSource& uniforms,
