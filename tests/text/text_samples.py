@@ -85,6 +85,7 @@ def byte_level_metadata(pre: str = "smollm", merge_count: int = 260) -> dict[str
     """A small byte-level BPE: specials, 256 bytes, trained merges, user-defined, one unused."""
     merges = train_merges(CORPUS, merge_count)
     tokens = [*SPECIALS, *BYTES.values(), *dict.fromkeys(m.replace(" ", "") for m in merges)]
+    tokens.append("Hello")  # no merge leads to it: only a rule that looks at whole pieces finds it
     types = [3] * len(SPECIALS) + [1] * (len(tokens) - len(SPECIALS))
     return {
         "tokenizer.ggml.model": "gpt2",
