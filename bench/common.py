@@ -1,0 +1,154 @@
+"""What the benchmarks share: arguments, prompts, timing."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ptd_engine import _core
+from ptd_engine.cli.prompts import PromptItem, read_prompts
+from ptd_engine.config import PTDConfig
+from ptd_engine.drafters import resolve
+from ptd_engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ptd_engine.model import CausalLM
+
+_PTD_OPTIONS = tuple(field.name for field in fields(PTDConfig))
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """The prompts of one file, named after it."""
+
+    name: str
+    items: tuple[PromptItem, ...]
+
+
+@dataclass(frozen=True)
+class DrafterChoice:
+    """A drafter as asked for on the command line, and what it means on the device.
+
+    Attributes:
+        label: the argument, as written.
+        spec: a name or a configuration, with "ptd" resolved.
+    """
+
+    label: str
+    spec: str | PTDConfig | _core.Drafter
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """MODEL, --dtype, --device and --kernels, as in `LLM.from_pretrained`."""
+    parser.add_argument("model", help='a directory, a .gguf file, a hub id, or "demo"')
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--kernels", default="auto", help="auto or a backend's name")
+
+
+def model_settings(args: argparse.Namespace, model: CausalLM) -> dict[str, Any]:
+    """What `add_model_arguments` asked for and what came of it; a path loses its folders."""
+    is_path = Path(args.model).exists()
+    return {
+        "model": Path(args.model).name if is_path else args.model,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
+        "kernels": {choice.op: choice.backend for choice in model.ops.describe()},
+    }
+
+
+def load_prompts(files: Sequence[Path], limit: int | None) -> list[PromptSet]:
+    """Read prompt files: JSON lines with `turns` (the first is used) or `prompt`.
+
+    Args:
+        files: one set each.
+        limit: prompts of each set, evenly spaced over the file so that every part of it counts.
+
+    Raises:
+        PromptError: a file that cannot be read, or a malformed line.
+    """
+    sets = []
+    for file in files:
+        items = read_prompts(file)
+        count = len(items) if limit is None else min(limit, len(items))
+        chosen = tuple(items[k * len(items) // count] for k in range(count))
+        sets.append(PromptSet(file.stem, chosen))
+    return sets
+
+
+def parse_drafter(text: str) -> str | PTDConfig:
+    """A drafter argument: NAME, or "ptd:" with options of PTDConfig ("ptd:width=4,depth=6").
+
+    Options that are not given are the paper's. A bare "ptd" is what the engine takes on the device.
+
+    Raises:
+        ConfigError: an unknown option, a value that is no integer, or one out of range.
+    """
+    name, colon, options = text.partition(":")
+    if not colon:
+        return text
+    if name != "ptd":
+        raise ConfigError.for_field("drafter", text, "NAME or ptd:OPTION=VALUE,...")
+    values: dict[str, int] = {}
+    for option in filter(None, options.split(",")):
+        key, _, value = option.partition("=")
+        if key not in _PTD_OPTIONS:
+            raise ConfigError.for_field("drafter option", key, ", ".join(_PTD_OPTIONS))
+        try:
+            values[key] = int(value)
+        except ValueError as error:
+            raise ConfigError.for_field(key, value, "an integer") from error
+    return PTDConfig(**values)
+
+
+def choose_drafters(labels: Sequence[str], device_type: str) -> list[DrafterChoice]:
+    """Parse drafter arguments, each once.
+
+    Raises:
+        ConfigError: an unknown name or a bad option.
+    """
+    return [
+        DrafterChoice(label, resolve(parse_drafter(label), device_type))
+        for label in dict.fromkeys(labels)
+    ]
+
+
+def integers(text: str) -> list[int]:
+    """An argument "1,2,4": ascending positive integers, each once."""
+    try:
+        values = sorted({int(part) for part in text.split(",")})
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of integers like 1,2,4") from error
+    if values[0] < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: every number must be at least 1")
+    return values
+
+
+def positive(text: str) -> int:
+    """An argument that is an integer >= 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no integer >= 1")
+    return int(text)
+
+
+@contextmanager
+def collector_off() -> Iterator[None]:
+    """Garbage is collected before the timed region and not within."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def ratio(numerator: float, denominator: float) -> float:
+    """0 where nothing was measured, so that no document holds NaN."""
+    return numerator / denominator if denominator else 0.0

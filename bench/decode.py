@@ -1,0 +1,376 @@
+"""Drafters against plain decoding, on the same weights, kernels and prompts.
+
+Plain decoding and every drafter take turns prompt by prompt, so that a change of the machine's
+load meets all of them. An output that differs from plain decoding gets no time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.common import (
+    PromptSet,
+    add_model_arguments,
+    choose_drafters,
+    collector_off,
+    load_prompts,
+    model_settings,
+    positive,
+    ratio,
+)
+from bench.report import Document, make_table
+from ptd_engine.cli.requests import chat_form, encode
+from ptd_engine.config import PTDConfig, SamplingParams
+from ptd_engine.llm import LLM
+from ptd_engine.metrics import GenerationStats
+
+PLAIN = "none"
+_TOTAL = "total"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One generation: its output and how it went."""
+
+    token_ids: list[int]
+    stats: GenerationStats
+
+
+@dataclass(frozen=True)
+class PromptRuns:
+    """All runs of one prompt: by drafter label, one a repeat."""
+
+    prompt_set: str
+    prompt_id: str
+    prompt_ids: list[int]
+    runs: dict[str, list[Run]]
+
+    def median(self, label: str) -> GenerationStats:
+        """The run of median time, whole, so that its parts add up."""
+        stats = [run.stats for run in self.runs[label]]
+        middle = statistics.median_low(s.total_time_s for s in stats)
+        return next(s for s in stats if s.total_time_s == middle)
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Where an output left plain decoding's.
+
+    Attributes:
+        position: of the first differing token in the output.
+        expected, got: the tokens there; None where that output had ended.
+        top2_gap: difference of plain decoding's two largest logits there (tiny: a near-tie that
+            rounding decided); None where it cannot be told.
+    """
+
+    prompt_set: str
+    prompt_id: str
+    drafter: str
+    position: int
+    expected: int | None
+    got: int | None
+    top2_gap: float | None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this benchmark."""
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--prompts",
+        nargs="+",
+        action="extend",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help='JSON lines with "turns" (the first is used) or "prompt"; one set a file',
+    )
+    parser.add_argument(
+        "--drafter",
+        nargs="+",
+        action="extend",
+        metavar="NAME|ptd:OPTION=VALUE,...",
+        help="to compare with plain decoding (default: ptd); ptd:width=4,depth=6 sets PTDConfig's "
+        "fields, the others keep the paper's values",
+    )
+    parser.add_argument(
+        "--limit", type=positive, metavar="K", help="prompts of each file, evenly spaced over it"
+    )
+    parser.add_argument("--raw", action="store_true", help="no chat template")
+    parser.add_argument("--max-new-tokens", type=positive, default=128, metavar="N")
+    parser.add_argument("--repeats", type=positive, default=3, metavar="R")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def run(args: argparse.Namespace) -> Document:
+    """Measure. Raises PTDError for arguments that cannot be served."""
+    params = SamplingParams(
+        max_new_tokens=args.max_new_tokens, temperature=args.temperature, seed=args.seed
+    )
+    sets = load_prompts(args.prompts, args.limit)
+    base = LLM.from_pretrained(
+        args.model, dtype=args.dtype, device=args.device, kernels=args.kernels, drafter=PLAIN
+    )
+    as_chat = chat_form(base, False if args.raw else None)
+    prompts = [
+        PromptRuns(s.name, item.id, encode(base, item.text, as_chat=as_chat), {})
+        for s in sets
+        for item in s.items
+    ]
+    labels = [label for label in args.drafter or ["ptd"] if label != PLAIN]
+    choices = choose_drafters(labels, base.model.device.type)
+    # One cache an engine: as long as these prompts need it, not as long as the model allows.
+    longest = max(len(p.prompt_ids) for p in prompts) + args.max_new_tokens
+    length = min(longest, base.engine.max_seq_len)
+    model, tokenizer = base.model, base.tokenizer
+    engines = {PLAIN: LLM.from_model(model, tokenizer, max_seq_len=length, drafter=PLAIN)}
+    for choice in choices:
+        engines[choice.label] = LLM.from_model(
+            model, tokenizer, max_seq_len=length, drafter=choice.spec
+        )
+    measure(engines, prompts, params, args.repeats)
+    mismatches = find_mismatches(prompts, engines[PLAIN])
+    settings = {
+        **model_settings(args, model),
+        "weight_bytes": model.weight_bytes,
+        "prompt_sets": [{"name": s.name, "prompts": len(s.items)} for s in sets],
+        "chat_template": as_chat,
+        "max_new_tokens": args.max_new_tokens,
+        "temperature": args.temperature,
+        "seed": args.seed,
+        "repeats": args.repeats,
+        "drafters": {
+            choice.label: asdict(choice.spec)
+            if isinstance(choice.spec, PTDConfig)
+            else str(choice.spec)
+            for choice in choices
+        },
+    }
+    return _document(settings, sets, prompts, [c.label for c in choices], mismatches, base)
+
+
+def measure(
+    engines: Mapping[str, LLM],
+    prompts: Sequence[PromptRuns],
+    params: SamplingParams,
+    repeats: int,
+) -> None:
+    """Run every engine on every prompt `repeats` times, in turns, into `prompts[...].runs`."""
+    labels = list(engines)
+    for label in labels:  # warm-up: every shape that a step can take should have been met
+        generate(engines[label], prompts[0].prompt_ids, params)
+    turn = 0
+    for _ in range(repeats):
+        for prompt in prompts:
+            first = turn % len(labels)
+            for label in labels[first:] + labels[:first]:
+                result = generate(engines[label], prompt.prompt_ids, params)
+                prompt.runs.setdefault(label, []).append(result)
+            turn += 1
+
+
+def generate(llm: LLM, prompt_ids: list[int], params: SamplingParams) -> Run:
+    """Token ids in, token ids out: prefill and all steps, without the text's decoding."""
+    with collector_off():
+        generation = llm.engine.generate(prompt_ids, params)
+        for _ in generation:
+            pass
+    return Run(generation.token_ids, generation.stats)
+
+
+def find_mismatches(prompts: Sequence[PromptRuns], plain: LLM) -> list[Mismatch]:
+    """The first output of each prompt and drafter (plain decoding included, if it does not repeat
+    itself) that differs from plain decoding's first one.
+    """
+    found = []
+    for prompt in prompts:
+        expected = prompt.runs[PLAIN][0].token_ids
+        for label, runs in prompt.runs.items():
+            wrong = next((r.token_ids for r in runs if r.token_ids != expected), None)
+            if wrong is None:
+                continue
+            pairs = zip(expected, wrong, strict=False)
+            shorter = min(len(expected), len(wrong))
+            at = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
+            both = at < shorter
+            found.append(
+                Mismatch(
+                    prompt.prompt_set,
+                    prompt.prompt_id,
+                    label,
+                    at,
+                    expected[at] if at < len(expected) else None,
+                    wrong[at] if at < len(wrong) else None,
+                    _top2_gap(plain, prompt.prompt_ids + expected[:at]) if both else None,
+                )
+            )
+    return found
+
+
+def _top2_gap(plain: LLM, context: list[int]) -> float | None:
+    read = getattr(plain.engine.runner, "top2_gap", None)
+    if read is None:
+        return None
+    generate(plain, context, SamplingParams(max_new_tokens=1))
+    return float(read(0))
+
+
+def summarise(prompts: Sequence[PromptRuns], label: str) -> dict[str, Any]:
+    """Plain decoding or a drafter on these prompts: speed, the paper's metrics, where time went.
+
+    Times are those of the median repeat, summed over prompts; tokens_per_second includes prefill.
+    """
+    stats = GenerationStats.merge([p.median(label) for p in prompts])
+    summary: dict[str, Any] = {
+        "drafter": label,
+        "identical": True,
+        "tokens": stats.tokens,
+        "steps": stats.steps,
+        "tokens_per_second": stats.tokens_per_second,
+        "ms_per_step": 1e3 * ratio(stats.decode_time_s, stats.steps),
+        "time_to_first_token_ms": 1e3 * stats.time_to_first_token_s,
+        "seconds": {
+            "total": stats.total_time_s,
+            "prefill": stats.total_time_s - stats.decode_time_s,
+            "plan": stats.plan_time_s,
+            "forward": stats.forward_time_s,
+            "commit": stats.commit_time_s,
+        },
+    }
+    if label == PLAIN:
+        return summary
+    plain = GenerationStats.merge([p.median(PLAIN) for p in prompts])
+    pairs = [(p.median(PLAIN).total_time_s, p.median(label).total_time_s) for p in prompts]
+    return summary | {
+        "speedup": ratio(plain.total_time_s, stats.total_time_s),
+        "median_prompt_speedup": statistics.median(ratio(a, b) for a, b in pairs),
+        "step_cost_ratio": ratio(
+            summary["ms_per_step"], 1e3 * ratio(plain.decode_time_s, plain.steps)
+        ),
+        "decoding_efficiency": stats.decoding_efficiency,
+        "hit_rate": stats.hit_rate,
+        "accept_length": stats.accept_length,
+        "mean_draft_nodes": stats.mean_draft_nodes,
+        "mean_candidate_nodes": stats.mean_candidate_nodes,
+        "accepted_step_rate": stats.accepted_step_rate,
+        "mean_acceptance_length": stats.mean_acceptance_length,
+        "draft_acceptance_rate": stats.draft_acceptance_rate,
+        "acceptance_histogram": list(stats.acceptance_histogram),
+    }
+
+
+def _document(
+    settings: dict[str, Any],
+    sets: Sequence[PromptSet],
+    prompts: Sequence[PromptRuns],
+    labels: Sequence[str],
+    mismatches: Sequence[Mismatch],
+    base: LLM,
+) -> Document:
+    results, table_rows = [], []
+    for name in [*(s.name for s in sets), _TOTAL]:
+        chosen = [p for p in prompts if name in (p.prompt_set, _TOTAL)]
+        rows = []
+        for label in [PLAIN, *labels]:
+            # Without a reference that repeats itself no comparison means anything.
+            wrong = any(
+                m.drafter in (label, PLAIN) and name in (m.prompt_set, _TOTAL) for m in mismatches
+            )
+            row = {"drafter": label, "identical": False} if wrong else summarise(chosen, label)
+            rows.append(row)
+            table_rows.append(_table_row(name, row))
+        results.append(
+            {"prompt_set": name, "prompts": len(chosen), "plain": rows[0], "drafters": rows[1:]}
+        )
+    bad = {(m.prompt_set, m.prompt_id, label) for m in mismatches for label in _untimed(m, labels)}
+    per_prompt = [
+        {
+            "prompt_set": p.prompt_set,
+            "id": p.prompt_id,
+            "prompt_tokens": len(p.prompt_ids),
+            "tokens": len(p.runs[PLAIN][0].token_ids),
+            "seconds": {
+                label: p.median(label).total_time_s
+                for label in p.runs
+                if (p.prompt_set, p.prompt_id, label) not in bad
+            },
+        }
+        for p in prompts
+    ]
+    return Document(
+        "decode",
+        correct=not mismatches,
+        settings=settings,
+        results={
+            "sets": results,
+            "prompts": per_prompt,
+            "mismatches": [asdict(m) for m in mismatches],
+        },
+        tables=[make_table(_title(settings), _COLUMNS, table_rows, text_columns=2)],
+        notes=[_describe(m) for m in mismatches],
+        device=base.model.device,
+    )
+
+
+def _untimed(mismatch: Mismatch, labels: Sequence[str]) -> Sequence[str]:
+    return [PLAIN, *labels] if mismatch.drafter == PLAIN else [mismatch.drafter]
+
+
+_COLUMNS = (
+    *("set", "drafter", "tok/s", "speed-up", "median", "DE", "HR", "AL", "Dft", "Ver"),
+    *("ms/step", "step cost", "prefill", "plan", "forward", "commit"),
+)
+
+
+def _title(settings: Mapping[str, Any]) -> str:
+    return (
+        f"decode: {settings['model']}, {settings['dtype']}, {settings['device']}, at most "
+        f"{settings['max_new_tokens']} tokens, temperature {settings['temperature']:g}, median of "
+        f"{settings['repeats']} (times: share of the total)"
+    )
+
+
+def _table_row(name: str, row: Mapping[str, Any]) -> list[str]:
+    if not row["identical"]:
+        return [name, row["drafter"], "differs"]
+    seconds = row["seconds"]
+    shares = [
+        f"{100 * ratio(seconds[part], seconds['total']):.1f}%"
+        for part in ("prefill", "plan", "forward", "commit")
+    ]
+    drafted = [""] * 7
+    step_cost = ""
+    if row["drafter"] != PLAIN:
+        drafted = [
+            f"{row['speedup']:.2f}",
+            f"{row['median_prompt_speedup']:.2f}",
+            f"{row['decoding_efficiency']:.2f}",
+            f"{row['hit_rate']:.2f}",
+            f"{row['accept_length']:.2f}",
+            f"{row['mean_draft_nodes']:.1f}",
+            f"{row['mean_candidate_nodes']:.1f}",
+        ]
+        step_cost = f"{row['step_cost_ratio']:.2f}"
+    speed = f"{row['tokens_per_second']:.1f}"
+    return [
+        name,
+        row["drafter"],
+        speed,
+        *drafted,
+        f"{row['ms_per_step']:.2f}",
+        step_cost,
+        *shares,
+    ]
+
+
+def _describe(m: Mismatch) -> str:
+    gap = "" if m.top2_gap is None else f"; plain decoding's top-2 logit gap there: {m.top2_gap:g}"
+    return (
+        f"DIFFERS from plain decoding: drafter {m.drafter}, {m.prompt_set} {m.prompt_id}, output "
+        f"token {m.position}: expected {m.expected}, got {m.got}{gap}"
+    )
