@@ -116,6 +116,11 @@ class Generation:
         return self._session.token_ids if self._session is not None else []
 
     @property
+    def kv_len(self) -> int:
+        """Committed cache rows: prompt + output - 1, for the last token has not been fed yet."""
+        return self._session.kv_len if self._session is not None else 0
+
+    @property
     def finish_reason(self) -> FinishReason | None:
         """Why the output ended; None while it has not."""
         reason = self._session.finish_reason if self._session is not None else ""

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ptd_engine.config import PTDConfig, SamplingParams
+from ptd_engine.drafters import make_drafter
+from ptd_engine.errors import ConfigError
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_new_tokens", -1),
+        ("max_new_tokens", 1.5),
+        ("max_new_tokens", True),
+        ("temperature", -0.1),
+        ("temperature", NAN),
+        ("temperature", INF),
+        ("temperature", "hot"),
+        ("top_k", -1),
+        ("top_k", 2.0),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_p", NAN),
+        ("min_p", -0.1),
+        ("min_p", 2),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("verification", "sequential"),
+        ("stop_token_ids", "</s>"),
+        ("stop_token_ids", ["</s>"]),
+        ("stop_token_ids", [-1]),
+    ],
+)
+def test_bad_sampling_values_are_named(field: str, value: Any) -> None:
+    settings: dict[str, Any] = {"temperature": 1.0, field: value}
+    with pytest.raises(ConfigError, match=field):
+        SamplingParams(**settings)
+
+
+@pytest.mark.parametrize("setting", [{"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 40}])
+def test_filters_without_temperature_are_contradictory(setting: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="temperature"):
+        SamplingParams(**setting)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("width", 0),
+        ("width", 65),
+        ("depth", 0),
+        ("depth", "6"),
+        ("max_draft_nodes", 0),
+        ("max_draft_nodes", 256),
+        ("max_candidate_nodes", -1),
+        ("max_candidate_nodes", 160),
+        ("pool_nodes_per_key", 0),
+        ("pool_max_keys", 0),
+        ("seed", 1.0),
+    ],
+)
+def test_bad_drafting_values_are_named(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=field):
+        PTDConfig(**{field: value})
+
+
+def test_unknown_drafter_lists_the_known() -> None:
+    with pytest.raises(ConfigError, match="'none', 'ptd'"):
+        make_drafter("eagle", device_type="cpu")
+
+
+def test_ptd_means_the_papers_tree_on_a_gpu() -> None:
+    assert make_drafter("ptd", device_type="cuda").needs().max_nodes == 96 + 60
+    assert make_drafter("ptd", device_type="cpu").needs().max_nodes < 40
