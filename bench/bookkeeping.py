@@ -7,17 +7,14 @@ that of the C++ core as Python calls it, binding included.
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from bench.common import collector_off, integers, positive, ratio
+from bench.common import integers, positive, ratio
 from bench.report import Document, TitledTable, make_table
+from bench.toy import MAX_PATH, PROMPT_TOKENS, Loop, ToyModel
 from ptd_engine import _core
 from ptd_engine.config import MAX_TREE_NODES
 from ptd_engine.errors import ConfigError
@@ -25,146 +22,7 @@ from ptd_engine.errors import ConfigError
 BAR_US = 50.0  # plan + commit, at
 BAR_NODES = 64
 _FILLED = 0.8  # of the nodes asked for, at least, for a time to count as that size's
-_MAX_PATH = 64
-_PROMPT_TOKENS = 32
 _EVICT_BYTES = 16 * 2**20  # read between plan and commit: what a forward leaves of the L1 and L2
-
-
-@dataclass(frozen=True)
-class ToyModel:
-    """Next token = successors[token, branch[position]]: a function of the context, as a model is.
-
-    Tokens have few successors of falling frequency, and some tokens are common, so that an output
-    repeats itself in forking ways and the pool's tries grow as they do on text.
-
-    Attributes:
-        successors: int32 [V, B].
-        branch: uint8 [positions].
-    """
-
-    successors: npt.NDArray[np.int32]
-    branch: npt.NDArray[np.uint8]
-
-    @classmethod
-    def make(cls, positions: int, seed: int, vocabulary: int = 8192, branches: int = 8) -> ToyModel:
-        """Draw the tables: Zipf over tokens, halving over branches."""
-        random = np.random.default_rng(seed)
-        common = 1.0 / np.arange(1, vocabulary + 1)
-        likely = 0.5 ** np.arange(branches)
-        return cls(
-            random.choice(vocabulary, size=(vocabulary, branches), p=common / common.sum()).astype(
-                np.int32
-            ),
-            random.choice(branches, size=positions, p=likely / likely.sum()).astype(np.uint8),
-        )
-
-    def answer(
-        self, token_ids: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]
-    ) -> npt.NDArray[np.int32]:
-        """The next token after each row."""
-        return self.successors[token_ids, self.branch[positions]]
-
-    def plain(self, prompt: list[int], count: int) -> list[int]:
-        """`count` tokens of plain decoding."""
-        output, token = [], prompt[-1]
-        for position in range(len(prompt) - 1, len(prompt) - 1 + count):
-            token = int(self.successors[token, self.branch[position]])
-            output.append(token)
-        return output
-
-
-@dataclass
-class Window:
-    """Consecutive timed steps of a session."""
-
-    plan_ns: list[int] = field(default_factory=list)
-    commit_ns: list[int] = field(default_factory=list)
-    counters: dict[str, float] = field(default_factory=dict)
-
-    def result(self) -> dict[str, float]:
-        """Medians in microseconds and the mean tree."""
-        both = [a + b for a, b in zip(self.plan_ns, self.commit_ns, strict=True)]
-        steps = len(both)
-        return {
-            "steps": steps,
-            "plan_us": statistics.median(self.plan_ns) / 1e3,
-            "commit_us": statistics.median(self.commit_ns) / 1e3,
-            "total_us": statistics.median(both) / 1e3,
-            "total_p99_us": sorted(both)[int(0.99 * (steps - 1))] / 1e3,
-            "mean_candidate_nodes": self.counters["candidate_nodes"] / steps,
-            "mean_draft_nodes": self.counters["draft_nodes"] / steps,
-            "decoding_efficiency": self.counters["tokens"] / steps,
-        }
-
-
-class Loop:
-    """A session on the toy model, step by step."""
-
-    def __init__(self, model: ToyModel, drafter: _core.Drafter, max_new_tokens: int) -> None:
-        self.model = model
-        self.prompt = list(range(1, 1 + _PROMPT_TOKENS))
-        self.session = _core.Session(
-            self.prompt,
-            drafter,
-            max_seq_len=len(model.branch) - _MAX_PATH,
-            max_new_tokens=max_new_tokens,
-            max_path=_MAX_PATH,
-        )
-        self.generated = 0
-        self._block = np.zeros(self.session.plan_bytes, dtype=np.uint8)
-        self._output = np.zeros((1 + drafter.needs().max_nodes, 1), dtype=np.int32)
-        self._views: dict[int, tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]] = {}
-
-    def run_until(self, tokens: int) -> None:
-        """Untimed steps until the output has this many tokens."""
-        while self.generated < tokens:
-            self._step()
-
-    def measure(self, steps: int, between: Callable[[], object] | None = None) -> Window:
-        """Timed steps; `between` runs where the forward pass would."""
-        window = Window()
-        before = self.session.stats
-        with collector_off():
-            for _ in range(steps):
-                plan, commit = self._step(between)
-                window.plan_ns.append(plan)
-                window.commit_ns.append(commit)
-        after: Any = self.session.stats
-        names = ("candidate_nodes", "draft_nodes", "tokens")
-        window.counters = {name: after[name] - before[name] for name in names}  # type: ignore[literal-required]
-        return window
-
-    def check(self) -> int | None:
-        """Position of the first output token that plain decoding would not give, or None."""
-        output = self.session.token_ids
-        expected = self.model.plain(self.prompt, len(output))
-        return next(
-            (i for i, (a, b) in enumerate(zip(output, expected, strict=True)) if a != b), None
-        )
-
-    def _step(self, between: Callable[[], object] | None = None) -> tuple[int, int]:
-        t0 = time.perf_counter_ns()
-        rows = self.session.plan(self._block)
-        t1 = time.perf_counter_ns()
-        output = self._output[:rows]
-        output[:, 0] = self.model.answer(*self._rows(rows))
-        if between is not None:
-            between()
-        t2 = time.perf_counter_ns()
-        tokens, _ = self.session.commit(output)
-        t3 = time.perf_counter_ns()
-        self.generated += len(tokens)
-        return t1 - t0, t3 - t2
-
-    def _rows(self, rows: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        if rows not in self._views:
-            layout = _core.plan_layout(rows, _MAX_PATH)
-            token_ids, positions = (
-                self._block[start : start + size].view(np.int32)
-                for start, size in (layout["token_ids"], layout["positions"])
-            )
-            self._views[rows] = token_ids, positions
-        return self._views[rows]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -193,8 +51,8 @@ def run(args: argparse.Namespace) -> Document:
     if not 2 <= args.nodes[0] <= args.nodes[-1] < MAX_TREE_NODES:
         raise ConfigError.for_field("nodes", args.nodes, f"2 to {MAX_TREE_NODES - 1}")
     longest = max(args.warm_up, args.tokens[-1])
-    most = longest + 2 * args.steps * _MAX_PATH  # more than the timed steps can add
-    model = ToyModel.make(_PROMPT_TOKENS + most + 2 * _MAX_PATH, args.seed)
+    most = longest + 2 * args.steps * MAX_PATH  # more than the timed steps can add
+    model = ToyModel.make(PROMPT_TOKENS + most + 2 * MAX_PATH, args.seed)
     wrong: list[dict[str, int]] = []
     sizes = []
     for nodes in args.nodes:

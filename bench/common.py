@@ -6,7 +6,7 @@ import argparse
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,9 @@ from ptd_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from ptd_engine.model import CausalLM
+    from ptd_engine.runner import Runner
 
-_PTD_OPTIONS = tuple(field.name for field in fields(PTDConfig))
+_PTD_DEFAULTS: dict[str, Any] = asdict(PTDConfig())
 
 
 @dataclass(frozen=True)
@@ -87,23 +88,32 @@ def parse_drafter(text: str) -> str | PTDConfig:
     Options that are not given are the paper's. A bare "ptd" is what the engine takes on the device.
 
     Raises:
-        ConfigError: an unknown option, a value that is no integer, or one out of range.
+        ConfigError: an unknown option, or a value of the wrong kind or out of range.
     """
     name, colon, options = text.partition(":")
     if not colon:
         return text
     if name != "ptd":
         raise ConfigError.for_field("drafter", text, "NAME or ptd:OPTION=VALUE,...")
-    values: dict[str, int] = {}
+    values: dict[str, Any] = {}
     for option in filter(None, options.split(",")):
         key, _, value = option.partition("=")
-        if key not in _PTD_OPTIONS:
-            raise ConfigError.for_field("drafter option", key, ", ".join(_PTD_OPTIONS))
-        try:
-            values[key] = int(value)
-        except ValueError as error:
-            raise ConfigError.for_field(key, value, "an integer") from error
+        if key not in _PTD_DEFAULTS:
+            raise ConfigError.for_field("drafter option", key, ", ".join(_PTD_DEFAULTS))
+        values[key] = _option_value(key, value)
     return PTDConfig(**values)
+
+
+def _option_value(key: str, text: str) -> object:
+    kind = type(_PTD_DEFAULTS[key])
+    if kind is bool:
+        if text not in ("true", "false"):
+            raise ConfigError.for_field(key, text, "true or false")
+        return text == "true"
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise ConfigError.for_field(key, text, "an integer") from error
 
 
 def choose_drafters(labels: Sequence[str], device_type: str) -> list[DrafterChoice]:
@@ -138,15 +148,22 @@ def positive(text: str) -> int:
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """Garbage is collected before the timed region and not within."""
+    """No garbage is collected within the timed region."""
     was_enabled = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         yield
     finally:
         if was_enabled:
             gc.enable()
+
+
+def top2_gap(runner: Runner) -> float | None:
+    """Difference of the two largest logits of the last step's root: a tiny one is a near-tie, which
+    rounding decides. None where the runner does not tell.
+    """
+    read = getattr(runner, "top2_gap", None)
+    return None if read is None else float(read(0))
 
 
 def ratio(numerator: float, denominator: float) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,64 +17,19 @@ from bench.common import (
     PromptSet,
     add_model_arguments,
     choose_drafters,
-    collector_off,
     load_prompts,
     model_settings,
     positive,
     ratio,
 )
+from bench.paired import PLAIN, Mismatch, PromptRuns, find_mismatches, measure
 from bench.report import Document, make_table
 from ptd_engine.cli.requests import chat_form, encode
 from ptd_engine.config import PTDConfig, SamplingParams
 from ptd_engine.llm import LLM
 from ptd_engine.metrics import GenerationStats
 
-PLAIN = "none"
 _TOTAL = "total"
-
-
-@dataclass(frozen=True)
-class Run:
-    """One generation: its output and how it went."""
-
-    token_ids: list[int]
-    stats: GenerationStats
-
-
-@dataclass(frozen=True)
-class PromptRuns:
-    """All runs of one prompt: by drafter label, one a repeat."""
-
-    prompt_set: str
-    prompt_id: str
-    prompt_ids: list[int]
-    runs: dict[str, list[Run]]
-
-    def median(self, label: str) -> GenerationStats:
-        """The run of median time, whole, so that its parts add up."""
-        stats = [run.stats for run in self.runs[label]]
-        middle = statistics.median_low(s.total_time_s for s in stats)
-        return next(s for s in stats if s.total_time_s == middle)
-
-
-@dataclass(frozen=True)
-class Mismatch:
-    """Where an output left plain decoding's.
-
-    Attributes:
-        position: of the first differing token in the output.
-        expected, got: the tokens there; None where that output had ended.
-        top2_gap: difference of plain decoding's two largest logits there (tiny: a near-tie that
-            rounding decided); None where it cannot be told.
-    """
-
-    prompt_set: str
-    prompt_id: str
-    drafter: str
-    position: int
-    expected: int | None
-    got: int | None
-    top2_gap: float | None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -152,72 +107,6 @@ def run(args: argparse.Namespace) -> Document:
         },
     }
     return _document(settings, sets, prompts, [c.label for c in choices], mismatches, base)
-
-
-def measure(
-    engines: Mapping[str, LLM],
-    prompts: Sequence[PromptRuns],
-    params: SamplingParams,
-    repeats: int,
-) -> None:
-    """Run every engine on every prompt `repeats` times, in turns, into `prompts[...].runs`."""
-    labels = list(engines)
-    for label in labels:  # warm-up: every shape that a step can take should have been met
-        generate(engines[label], prompts[0].prompt_ids, params)
-    turn = 0
-    for _ in range(repeats):
-        for prompt in prompts:
-            first = turn % len(labels)
-            for label in labels[first:] + labels[:first]:
-                result = generate(engines[label], prompt.prompt_ids, params)
-                prompt.runs.setdefault(label, []).append(result)
-            turn += 1
-
-
-def generate(llm: LLM, prompt_ids: list[int], params: SamplingParams) -> Run:
-    """Token ids in, token ids out: prefill and all steps, without the text's decoding."""
-    with collector_off():
-        generation = llm.engine.generate(prompt_ids, params)
-        for _ in generation:
-            pass
-    return Run(generation.token_ids, generation.stats)
-
-
-def find_mismatches(prompts: Sequence[PromptRuns], plain: LLM) -> list[Mismatch]:
-    """The first output of each prompt and drafter (plain decoding included, if it does not repeat
-    itself) that differs from plain decoding's first one.
-    """
-    found = []
-    for prompt in prompts:
-        expected = prompt.runs[PLAIN][0].token_ids
-        for label, runs in prompt.runs.items():
-            wrong = next((r.token_ids for r in runs if r.token_ids != expected), None)
-            if wrong is None:
-                continue
-            pairs = zip(expected, wrong, strict=False)
-            shorter = min(len(expected), len(wrong))
-            at = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
-            both = at < shorter
-            found.append(
-                Mismatch(
-                    prompt.prompt_set,
-                    prompt.prompt_id,
-                    label,
-                    at,
-                    expected[at] if at < len(expected) else None,
-                    wrong[at] if at < len(wrong) else None,
-                    _top2_gap(plain, prompt.prompt_ids + expected[:at]) if both else None,
-                )
-            )
-    return found
-
-
-def _top2_gap(plain: LLM, context: list[int]) -> float | None:
-    read = getattr(plain.engine.runner, "top2_gap", None)
-    if read is None:
-        return None
-    generate(plain, context, SamplingParams(max_new_tokens=1))
-    return float(read(0))
 
 
 def summarise(prompts: Sequence[PromptRuns], label: str) -> dict[str, Any]:
@@ -312,7 +201,7 @@ def _document(
             "mismatches": [asdict(m) for m in mismatches],
         },
         tables=[make_table(_title(settings), _COLUMNS, table_rows, text_columns=2)],
-        notes=[_describe(m) for m in mismatches],
+        notes=[str(m) for m in mismatches],
         device=base.model.device,
     )
 
@@ -366,11 +255,3 @@ def _table_row(name: str, row: Mapping[str, Any]) -> list[str]:
         step_cost,
         *shares,
     ]
-
-
-def _describe(m: Mismatch) -> str:
-    gap = "" if m.top2_gap is None else f"; plain decoding's top-2 logit gap there: {m.top2_gap:g}"
-    return (
-        f"DIFFERS from plain decoding: drafter {m.drafter}, {m.prompt_set} {m.prompt_id}, output "
-        f"token {m.position}: expected {m.expected}, got {m.got}{gap}"
-    )

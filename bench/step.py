@@ -24,6 +24,7 @@ from bench.common import (
     model_settings,
     positive,
     ratio,
+    top2_gap,
 )
 from bench.environment import read_bandwidth
 from bench.report import Document, TitledTable, make_table
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> Document:
     model, runner = llm.model, llm.engine.runner
     bandwidth = read_bandwidth(model.device)
     samples: list[Sample] = []
-    mismatches: list[dict[str, int]] = []
+    mismatches: list[dict[str, Any]] = []
     for prefix in args.prefix:
         steps = prepare(runner, rows, prefix, model.config.vocab_size, args.seed)
         wrong = check_root(runner, steps, prefix)
@@ -106,7 +107,8 @@ def run(args: argparse.Namespace) -> Document:
         tables=[_table(settings, results)] if samples else [],
         notes=[
             f"DIFFERS: after {m['prefix']} cached tokens the root's next token is {m['expected']} "
-            f"in a step of 1 row and {m['got']} in a step of {m['rows']} rows: not timed"
+            f"in a step of 1 row and {m['got']} in a step of {m['rows']} rows (top-2 logit "
+            f"gap {m['top2_gap']}): not timed"
             for m in mismatches
         ],
         device=model.device,
@@ -181,16 +183,20 @@ def step(runner: Runner, block: npt.NDArray[np.uint8], bucket: int) -> tuple[flo
 
 def check_root(
     runner: Runner, steps: dict[int, tuple[npt.NDArray[np.uint8], int]], prefix: int
-) -> list[dict[str, int]]:
+) -> list[dict[str, Any]]:
     """Row counts at which the root's next token is not that of a one-row step (also warms up)."""
     tokens = {}
     for _ in range(_WARM_UPS):
         for count, (block, bucket) in steps.items():
             tokens[count] = step(runner, block, bucket)[1]
+    wrong = [n for n, token in tokens.items() if token != tokens[1] or token < 0]
+    if not wrong:
+        return []
+    step(runner, *steps[1])
+    gap = top2_gap(runner)
     return [
-        {"prefix": prefix, "rows": count, "expected": tokens[1], "got": token}
-        for count, token in tokens.items()
-        if token != tokens[1] or token < 0
+        {"prefix": prefix, "rows": n, "expected": tokens[1], "got": tokens[n], "top2_gap": gap}
+        for n in wrong
     ]
 
 
