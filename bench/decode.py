@@ -212,7 +212,7 @@ def _untimed(mismatch: Mismatch, labels: Sequence[str]) -> Sequence[str]:
 
 _COLUMNS = (
     *("set", "drafter", "tok/s", "speed-up", "median", "DE", "HR", "AL", "Dft", "Ver"),
-    *("ms/step", "step cost", "prefill", "plan", "forward", "commit"),
+    *("ms/step", "step cost", "prefill", "forward", "plan us", "commit us"),
 )
 
 
@@ -220,7 +220,8 @@ def _title(settings: Mapping[str, Any]) -> str:
     return (
         f"decode: {settings['model']}, {settings['dtype']}, {settings['device']}, at most "
         f"{settings['max_new_tokens']} tokens, temperature {settings['temperature']:g}, median of "
-        f"{settings['repeats']} (times: share of the total)"
+        f"{settings['repeats']} (prefill, forward: share of "
+        "the time; plan, commit: a step)"
     )
 
 
@@ -229,9 +230,9 @@ def _table_row(name: str, row: Mapping[str, Any]) -> list[str]:
         return [name, row["drafter"], "differs"]
     seconds = row["seconds"]
     shares = [
-        f"{100 * ratio(seconds[part], seconds['total']):.1f}%"
-        for part in ("prefill", "plan", "forward", "commit")
+        f"{100 * ratio(seconds[part], seconds['total']):.1f}%" for part in ("prefill", "forward")
     ]
+    host = [f"{1e6 * ratio(seconds[part], row['steps']):.0f}" for part in ("plan", "commit")]
     drafted = [""] * 7
     step_cost = ""
     if row["drafter"] != PLAIN:
@@ -254,4 +255,5 @@ def _table_row(name: str, row: Mapping[str, Any]) -> list[str]:
         f"{row['ms_per_step']:.2f}",
         step_cost,
         *shares,
+        *host,
     ]
