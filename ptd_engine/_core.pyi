@@ -136,6 +136,7 @@ class PTDDrafter(Drafter):
         max_candidate_nodes: int = 60,
         pool_nodes_per_key: int = 60,
         pool_max_keys: int = 4096,
+        recycle_verified: bool = False,
         seed: int = 0,
         eos_ids: Sequence[int] = (),
     ) -> None: ...

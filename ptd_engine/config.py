@@ -39,6 +39,8 @@ class PTDConfig:
         max_candidate_nodes: candidate rows a step, retrieved from the pool by the last token.
         pool_nodes_per_key: nodes the pool keeps for one last token.
         pool_max_keys: last tokens the pool keeps, least recently used out.
+        recycle_verified: merge the verified rows with their own predictions into the pool, as the
+            draft tree is (the released code does it in part). Pays where the draft tree is small.
         seed: of the initial chains, drawn from the prompt. The output never depends on it.
 
     Raises:
@@ -51,6 +53,7 @@ class PTDConfig:
     max_candidate_nodes: int = 60
     pool_nodes_per_key: int = 60
     pool_max_keys: int = 4096
+    recycle_verified: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -67,6 +70,8 @@ class PTDConfig:
         )
         _check_int("pool_nodes_per_key", self.pool_nodes_per_key, 1, 65536)
         _check_int("pool_max_keys", self.pool_max_keys, 1, 1 << 24)
+        if not isinstance(self.recycle_verified, bool):
+            raise ConfigError.for_field("recycle_verified", self.recycle_verified, "True or False")
         _check_int("seed", self.seed, 0, _MAX_SEED)
 
 

@@ -74,6 +74,7 @@ def make_drafter(
             max_candidate_nodes=resolved.max_candidate_nodes,
             pool_nodes_per_key=resolved.pool_nodes_per_key,
             pool_max_keys=resolved.pool_max_keys,
+            recycle_verified=resolved.recycle_verified,
             seed=resolved.seed,
             eos_ids=list(eos_ids),
         )

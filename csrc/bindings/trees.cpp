@@ -61,7 +61,8 @@ void bind_draft_tree(py::module_& m) {
 void bind_candidate_pool(py::module_& m) {
   py::class_<CandidatePool>(m, "CandidatePool")
       .def(py::init<int, int>(), py::arg("max_nodes_per_key") = 60, py::arg("max_keys") = 4096)
-      .def("merge", &CandidatePool::merge, py::arg("draft_tree"))
+      .def("merge", py::overload_cast<const DraftTree&>(&CandidatePool::merge),
+           py::arg("draft_tree"))
       .def(
           "retrieve",
           [](CandidatePool& pool, TokenId token, int budget) {

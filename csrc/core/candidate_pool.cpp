@@ -148,9 +148,8 @@ void CandidatePool::trim(Entry& entry) {
   }
 }
 
-void CandidatePool::merge(const DraftTree& draft) {
-  const TokenTree& source = draft.tree();
-  for (const NodeId v : draft.rows()) {
+void CandidatePool::merge(const TokenTree& source, Span<const NodeId> rows) {
+  for (const NodeId v : rows) {
     if (source.is_leaf(v)) continue;
     Entry& entry = entries_[static_cast<std::size_t>(touch(source.node(v).token))];
     const int size_before = entry.size;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -128,4 +129,4 @@ def drafter_spec(name: str, width: int | None, depth: int | None) -> str | PTDCo
             f"nothing while --drafter is {name!r}",
             f"Only ptd has a tree to shape: use --drafter ptd, or leave out --{option}.",
         )
-    return PTDConfig(**shape)
+    return replace(PTDConfig(), **shape)

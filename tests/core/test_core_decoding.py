@@ -37,6 +37,7 @@ def random_settings(tape: Tape, vocabulary: int, prompt_len: int) -> Settings:
         max_seq_len=prompt_len + tape.between(1, 60),
         max_rows=tape.between(2, rows) if tape.one_in(4) else rows,
         max_path=64,
+        recycle_verified=tape.one_in(2),
     )
 
 
@@ -48,8 +49,9 @@ def sessions_of(prompt: list[int], settings: Settings, seed: int) -> tuple[Sessi
         settings.max_candidate_nodes,
         settings.max_pool_nodes_per_key,
         settings.max_pool_keys,
-        seed,
-        sorted(settings.eos_ids),
+        recycle_verified=settings.recycle_verified,
+        seed=seed,
+        eos_ids=sorted(settings.eos_ids),
     )
     session = Session(
         prompt,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reference.draft_tree import DraftTree
@@ -31,7 +32,10 @@ class CandidatePool:
 
     def merge(self, tree: DraftTree) -> None:
         """Merge the subtree of every inner node v, in row order, into the trie of v's token."""
-        for node in tree.nodes():
+        self.merge_nodes(tree.nodes())
+
+    def merge_nodes(self, nodes: Sequence[Node]) -> None:
+        for node in nodes:
             if not node.children:
                 continue
             trie = self.trie(node.token)

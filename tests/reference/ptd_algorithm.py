@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from reference.candidate_pool import CandidatePool
 from reference.draft_tree import DraftTree
-from reference.node import Row
-from reference.step_plan import build_plan
+from reference.node import Node, Row
+from reference.step_plan import StepPlan, build_plan
 from reference.verification import verify_walk
 
 NextToken = Callable[[Sequence[int]], int]
@@ -29,6 +29,7 @@ class Settings:
     max_seq_len: int = 4096
     max_rows: int = 256
     max_path: int = 64
+    recycle_verified: bool = False
 
 
 def token_limit(prompt: Sequence[int], settings: Settings) -> int:
@@ -57,6 +58,17 @@ def chained(rows: Sequence[Row]) -> list[Row]:
         else:
             linked.append((token, parent))
     return linked
+
+
+def verified_tree(plan: StepPlan, predictions: Sequence[int]) -> Node:
+    """Root and candidates, each with the model's own next token as one more (last) child."""
+    nodes = [Node(plan.tokens[row]) for row in range(plan.n_verify)]
+    for row in range(1, plan.n_verify):
+        nodes[plan.parents[row]].children.append(nodes[row])
+    for node, token in zip(nodes, predictions, strict=False):
+        if node.child(token) is None:
+            node.children.append(Node(token))
+    return nodes[0]
 
 
 @dataclass
@@ -113,6 +125,10 @@ def decode(
         path = verify_walk(plan.tokens, plan.parents, predictions, plan.n_verify)
         output = [plan.tokens[row] for row in path]
         output.append(predictions[path[-1] if path else 0])
+
+        # Option: what was verified goes into the pool as the draft tree does.
+        if settings.recycle_verified:
+            pool.merge_nodes(list(verified_tree(plan, predictions).preorder()))
 
         # 4. Expand.
         draft_tree.expand([-1 if row is None else predictions[row] for row in plan.draft_rows])

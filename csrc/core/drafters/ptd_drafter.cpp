@@ -79,7 +79,30 @@ void PTDDrafter::propose(Span<const TokenId> committed, TreeBuilder& tree) {
   }
 }
 
+void PTDDrafter::recycle(const StepOutcome& outcome) {
+  const TreeBuilder& step = *outcome.tree;
+  const NodeId root = verified_.create(step.token(0));
+  verified_rows_.assign(1, root);
+  for (int row = 1; row < step.n_verify(); ++row) {
+    const NodeId parent = verified_rows_[static_cast<std::size_t>(step.parent(row))];
+    verified_rows_.push_back(verified_.append_child(parent, step.token(row)));
+  }
+  for (int row = 0; row < step.n_verify(); ++row) {
+    const NodeId node = verified_rows_[static_cast<std::size_t>(row)];
+    const TokenId next = outcome.next_token(row);
+    if (next >= 0 && verified_.find_child(node, next) == kNoNode)
+      verified_.append_child(node, next);
+  }
+  verified_rows_.clear();
+  for (NodeId at = root; at != kNoNode; at = verified_.next_preorder(at, root)) {
+    verified_rows_.push_back(at);
+  }
+  pool_.merge(verified_, verified_rows_);
+  verified_.remove_subtree(root);
+}
+
 void PTDDrafter::observe(const StepOutcome& outcome) {
+  if (options_.recycle_verified) recycle(outcome);
   predictions_.clear();
   for (const NodeId row : step_rows_) {
     predictions_.push_back(row == kNoNode ? kNoToken : outcome.next_token(row));

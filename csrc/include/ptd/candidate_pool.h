@@ -24,7 +24,9 @@ class CandidatePool {
   // For every node v of the draft tree that has children, in row order: merges subtree(v) into the
   // trie of token(v). A known child is merged recursively (its count rises), an unknown one is
   // attached whole, last.
-  void merge(const DraftTree& draft);
+  void merge(const DraftTree& draft) { merge(draft.tree(), draft.rows()); }
+  // The same for any tree: `rows` are its nodes in depth-first pre-order.
+  void merge(const TokenTree& source, Span<const NodeId> rows);
 
   // At most `budget` nodes below `token`, parents before children, into `out` (cleared first). The
   // whole trie in depth-first order if it fits, else best-first by the product of count shares.

@@ -18,6 +18,9 @@ struct PTDOptions {
   int max_candidate_nodes = 60;  // candidate rows a step
   int pool_nodes_per_key = 60;
   int pool_max_keys = 4096;
+  // Merge the verified rows too: the root and the candidates, each with its own prediction as a
+  // child, go into the pool as the draft tree does. Pays where the draft tree is small.
+  bool recycle_verified = false;
   std::uint64_t seed = 0;        // of the initial chains; output never depends on it
   std::vector<TokenId> eos_ids;  // nothing is drafted after them
 };
@@ -39,6 +42,7 @@ class PTDDrafter final : public Drafter {
 
  private:
   void plant();
+  void recycle(const StepOutcome& outcome);
 
   PTDOptions options_;
   DraftTree draft_tree_;
@@ -49,6 +53,8 @@ class PTDDrafter final : public Drafter {
   std::vector<CandidateNode> candidates_;
   std::vector<NodeId> step_rows_;  // step row of each retrieved candidate, or of each draft row
   std::vector<TokenId> predictions_;
+  TokenTree verified_;  // scratch of recycle
+  std::vector<NodeId> verified_rows_;
 };
 
 }  // namespace ptd
