@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -129,4 +128,8 @@ def drafter_spec(name: str, width: int | None, depth: int | None) -> str | PTDCo
             f"nothing while --drafter is {name!r}",
             f"Only ptd has a tree to shape: use --drafter ptd, or leave out --{option}.",
         )
-    return replace(PTDConfig(), **shape)
+    paper = PTDConfig()
+    return PTDConfig(
+        width=paper.width if width is None else width,
+        depth=paper.depth if depth is None else depth,
+    )
