@@ -22,11 +22,6 @@ _LABELS = {
     "humaneval": "HumanEval",
     "mbpp_100": "MBPP",
 }
-    "mt_bench": "MT-Bench",
-    "gsm8k_100": "GSM8K",
-    "humaneval": "HumanEval",
-    "mbpp_100": "MBPP",
-}
 
 
 def render(document: Mapping[str, Any]) -> str:
