@@ -43,12 +43,12 @@ def random_settings(tape: Tape, vocabulary: int, prompt_len: int) -> Settings:
 
 def sessions_of(prompt: list[int], settings: Settings, seed: int) -> tuple[Session, PTDDrafter]:
     drafter = PTDDrafter(
-        settings.width,
-        settings.depth,
-        settings.max_draft_nodes,
-        settings.max_candidate_nodes,
-        settings.max_pool_nodes_per_key,
-        settings.max_pool_keys,
+        width=settings.width,
+        depth=settings.depth,
+        max_draft_nodes=settings.max_draft_nodes,
+        max_candidate_nodes=settings.max_candidate_nodes,
+        pool_nodes_per_key=settings.max_pool_nodes_per_key,
+        pool_max_keys=settings.max_pool_keys,
         recycle_verified=settings.recycle_verified,
         seed=seed,
         eos_ids=sorted(settings.eos_ids),
