@@ -9,21 +9,27 @@ namespace ptd {
 void verify_walk(Span<const TokenId> tokens, Span<const NodeId> parents,
                  Span<const TokenId> next_tokens, int stride, int n_verify,
                  std::vector<NodeId>& path) {
-  // matched[i]: row i is reached by following next tokens from the root. Parents precede children,
-  // so one forward pass finds all matched rows; the deepest one (lowest row on ties) ends the path.
+  // Parents precede children: a forward pass finds the rows that are reached by following next
+  // tokens from the root, a backward pass how deep each of them leads.
   path.clear();
   bool matched[kMaxTreeNodes] = {true};
-  int depth[kMaxTreeNodes] = {0};
-  NodeId deepest = 0;
+  int reach[kMaxTreeNodes] = {0};  // depth of the deepest matched row at or below this one
   for (int i = 1; i < n_verify; ++i) {
-    const NodeId p = parents[static_cast<std::size_t>(i)];
-    matched[i] = matched[p] && tokens[static_cast<std::size_t>(i)] ==
-                                   next_tokens[static_cast<std::size_t>(p * stride)];
-    depth[i] = depth[p] + 1;
-    if (matched[i] && depth[i] > depth[deepest]) deepest = i;
+    const auto row = static_cast<std::size_t>(i);
+    const NodeId p = parents[row];
+    matched[i] = matched[p] && tokens[row] == next_tokens[static_cast<std::size_t>(p * stride)];
+    reach[i] = reach[p] + 1;
   }
-  for (NodeId at = deepest; at != 0; at = parents[static_cast<std::size_t>(at)]) path.push_back(at);
-  std::reverse(path.begin(), path.end());
+  for (int i = n_verify - 1; i > 0; --i) {
+    int& above = reach[parents[static_cast<std::size_t>(i)]];
+    if (matched[i]) above = std::max(above, reach[i]);
+  }
+  NodeId at = 0;
+  for (int i = 1; i < n_verify; ++i) {
+    if (matched[i] && parents[static_cast<std::size_t>(i)] == at && reach[i] == reach[at]) {
+      path.push_back(at = i);
+    }
+  }
 }
 
 TokenId verify_recursive(Span<const TokenId> tokens, Span<const NodeId> parents,
