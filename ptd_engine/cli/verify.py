@@ -193,6 +193,6 @@ def _print(done: Sequence[_Comparison]) -> None:
             f"{stats.decoding_efficiency:.2f}",
             f"{stats.hit_rate:.2f}",
             f"{stats.accept_length:.2f}",
-            "yes" if divergence is None else f"no, from token {divergence.position}",
+            "yes" if divergence is None else f"no, at {divergence.position}",
         )
     print_table(table)

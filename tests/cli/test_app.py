@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import ptd_engine
+
+from .conftest import Run
+
+COMMANDS = ("generate", "verify", "chat", "doctor", "plan", "demo")
+LAZY_HELP = """
+import sys
+from ptd_engine.cli import main
+sys.argv = ["ptd-engine", *{args!r}]
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code, stop.code
+heavy = {{"torch", "transformers", "tokenizers", "numpy", "rich"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def test_help_loads_nothing_heavy_and_is_quick() -> None:
+    for args in (["--help"], ["generate", "--help"], ["--version"]):
+        seconds = []
+        for _ in range(3):  # the fastest of three: the machine may be busy with other things
+            start = time.perf_counter()
+            done = subprocess.run(
+                [sys.executable, "-c", LAZY_HELP.format(args=args)], capture_output=True, text=True
+            )
+            seconds.append(time.perf_counter() - start)
+            assert done.returncode == 0, done.stderr
+        assert min(seconds) < 0.5
+
+
+def test_help_lists_every_command(run: Run) -> None:
+    listed = run("--help").stdout
+    assert all(f"  {name} " in listed for name in COMMANDS)
+    for name in COMMANDS:
+        assert run(name, "--help").exit_code == 0
+    assert run("--version").stdout == f"ptd-engine {ptd_engine.__version__}\n"
+
+
+def test_usage_errors(run: Run) -> None:
+    assert run("nope").exit_code == 2
+    assert run("generate").exit_code == 2
+    assert run("generate", "m", "--prompt", "x", "--seed", "one").exit_code == 2
+
+
+def test_the_module_runs_and_a_signal_ends_it(chat_model: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ptd_engine.cli", "chat", chat_model],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"}, cwd=Path(ptd_engine.__file__).parents[1],
+    )  # fmt: skip
+    assert process.stdin is not None and process.stdout is not None
+    assert "/reset" in process.stdout.readline()  # loaded: the prompt comes next
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    out, errors = process.communicate("/exit\n", timeout=20)
+    assert process.returncode == 0, errors
+    assert "Ctrl-D or /exit leaves" in out

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from ptd_engine import LLM, SamplingParams
+from ptd_engine.runner import EagerRunner
+
+from .conftest import CONTEXT, Run
+
+Write = Callable[[str, str], Path]
+STATS = {
+    "decoding_efficiency",
+    "hit_rate",
+    "accept_length",
+    "mean_draft_nodes",
+    "mean_candidate_nodes",
+}
+
+
+def last_line(stdout: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(stdout.splitlines()[-1])
+    return document
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--width", 4, "--depth", 6, "--dtype", "float32"),
+        ("--temperature", 0.8, "--top-k", 20, "--seed", 11),
+        ("--drafter", "none"),
+    ],
+)
+def test_identical_outputs(
+    run: Run, chat_model: str, write: Write, options: tuple[object, ...]
+) -> None:
+    files = write("a.txt", "One\nTwo\n"), write("b.jsonl", '{"id": "c", "prompt": "Three"}\n')
+    result = run(
+        "verify", chat_model, "--prompts", files[0], "--prompts", files[1],
+        "--max-new-tokens", 20, *options,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    found = last_line(result.stdout)
+    assert set(found) >= STATS | {"tokens"}
+    assert (found["prompts"], found["mismatches"], found["divergences"]) == (3, 0, [])
+    assert found["model"] == chat_model
+    assert (found["dtype"], found["errors"]) == ("float32", [])
+    given = dict(zip(options[::2], options[1::2], strict=True))
+    assert found["temperature"] == given.get("--temperature", 0.0)
+    assert found["seed"] == given.get("--seed", 0)
+    assert found["drafter"] == given.get("--drafter", "ptd")
+    if found["drafter"] == "none":
+        assert (found["decoding_efficiency"], found["mean_draft_nodes"]) == (1.0, 0.0)
+    else:
+        assert found["mean_draft_nodes"] > 0
+    assert result.stdout.count(" yes ") == 3
+
+
+def test_a_mismatch_is_located_and_explained(
+    run: Run, chat_model: str, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait, calls = EagerRunner.wait, []
+
+    def wrong_second_step(self: EagerRunner) -> Any:
+        output = wait(self)
+        if self.buffers.max_nodes > 1:  # the drafted side; plain decoding has one row
+            calls.append(1)
+            if len(calls) == 2:
+                output[:, 0] = (output[:, 0] + 1) % self.model.config.vocab_size
+        return output
+
+    monkeypatch.setattr(EagerRunner, "wait", wrong_second_step)
+    result = run(
+        "verify", chat_model, "--prompts", write("a.txt", "One\n"), "--max-new-tokens", 9, "--raw"
+    )
+    assert result.exit_code == 1
+    found = last_line(result.stdout)
+    assert found["mismatches"] == 1
+    (divergence,) = found["divergences"]
+    # The first step has an empty pool and so makes one token; the second is wrong.
+    assert (divergence["id"], divergence["position"]) == ("a.txt:1", 1)
+    assert "no, at 1" in result.stdout
+
+    monkeypatch.setattr(EagerRunner, "wait", wait)
+    plain = LLM.from_pretrained(chat_model, drafter="none")
+    ids = plain.encode("One")
+    first = plain.generate(ids, SamplingParams(max_new_tokens=1)).token_ids
+    auto: Any = AutoModelForCausalLM
+    reference = auto.from_pretrained(chat_model, dtype=torch.float32)
+    with torch.no_grad():
+        logits = reference(torch.tensor([ids + first])).logits[0, -1]
+    best = logits.topk(2).values
+    np.testing.assert_allclose(divergence["top2_gap"], float(best[0] - best[1]), rtol=1e-3)
+
+
+def test_a_prompt_that_cannot_be_served(run: Run, chat_model: str, write: Write) -> None:
+    path = write("a.txt", "x" * CONTEXT + "\nTwo\n")
+    result = run("verify", chat_model, "--prompts", path, "--max-new-tokens", 4)
+    assert result.exit_code == 1
+    found = last_line(result.stdout)
+    assert (found["prompts"], found["mismatches"]) == (1, 0)
+    assert [error["id"] for error in found["errors"]] == ["a.txt:1"]
+
+
+def test_mistakes(run: Run, chat_model: str, write: Write) -> None:
+    assert run("verify", chat_model).exit_code == 2
+    empty = run("verify", chat_model, "--prompts", write("a.txt", ""))
+    assert empty.exit_code == 2
+    assert "holds no prompt" in empty.stderr
