@@ -66,6 +66,8 @@ def demo(
         typer.echo("Both once more; of each the faster run counts ...")
         ptd_runs.append(drafted.generate(ids, params))
         plain_runs.append(plain.generate(ids, params))
+    else:
+        typer.echo("The machine is slow or busy: one run of each, so the times are rough.")
     typer.echo()
     identical = all(run.token_ids == plain_runs[0].token_ids for run in ptd_runs + plain_runs)
     runs = "best of two runs" if len(ptd_runs) > 1 else "one run"

@@ -141,7 +141,16 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     return Tokenizer(*tokenizer_from_gguf(read_gguf_header(path)))
 
 
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+
+
 def _from_directory(path: Path) -> Tokenizer:
+    # Some versions of the library build an empty tokenizer from nothing instead of failing.
+    if not any((path / name).is_file() for name in _TOKENIZER_FILES):
+        raise CheckpointError(
+            f"The directory {path} has no tokenizer: none of {', '.join(_TOKENIZER_FILES)} is in "
+            "it. Copy them from the model's repository."
+        )
     try:
         hf = AutoTokenizer.from_pretrained(
             str(path), local_files_only=True, trust_remote_code=False, use_fast=True

@@ -92,5 +92,8 @@ def test_unusable_paths(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not found"):
         load_tokenizer(tmp_path / "none")
     (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="has no tokenizer"):
+        load_tokenizer(tmp_path / "empty")
+    (tmp_path / "empty" / "tokenizer.json").write_text("{}")
     with pytest.raises(CheckpointError, match="cannot be loaded"):
         load_tokenizer(tmp_path / "empty")
