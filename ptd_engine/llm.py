@@ -6,7 +6,7 @@ print(llm.generate("The sky is", SamplingParams(max_new_tokens=32)).text)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 
 import torch
 
@@ -135,7 +135,9 @@ class LLM:
         """
         return _last_output(self.stream(prompt, params))
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Generator[Chunk, None, None]:
         """Generate, yielding a chunk a step and a final one with the whole output.
 
         A stream that is dropped or closed early frees the engine at once. Errors as `generate`.
@@ -154,16 +156,16 @@ class LLM:
 
     def stream_chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         """As `chat`, in chunks."""
         return self._stream(self.encode_chat(messages), params or SamplingParams())
 
-    def _stream(self, ids: list[int], params: SamplingParams) -> Iterator[Chunk]:
+    def _stream(self, ids: list[int], params: SamplingParams) -> Generator[Chunk, None, None]:
         # Not a generator itself: a bad prompt shall fail at the call, not at the first chunk.
         self.engine.check_prompt(ids)
         return self._chunks(ids, params)
 
-    def _chunks(self, ids: list[int], params: SamplingParams) -> Iterator[Chunk]:
+    def _chunks(self, ids: list[int], params: SamplingParams) -> Generator[Chunk, None, None]:
         generation = self.engine.generate(ids, params)
         decoder = self.tokenizer.decode_stream()
         pieces: list[str] = []
@@ -252,7 +254,7 @@ def _rows_of(needs: _core.DrafterNeeds) -> int:
     return 1 + needs.max_nodes
 
 
-def _last_output(chunks: Iterator[Chunk]) -> GenerationOutput:
+def _last_output(chunks: Iterable[Chunk]) -> GenerationOutput:
     output: GenerationOutput | None = None
     for chunk in chunks:
         output = chunk.output

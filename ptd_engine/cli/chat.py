@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import typer
 
 from ptd_engine.cli import options as opt
-from ptd_engine.cli.report import closing_stream
 from ptd_engine.cli.requests import chat_form
 from ptd_engine.config import SamplingParams
 from ptd_engine.errors import PTDError
@@ -92,7 +92,7 @@ class Conversation:
         said: list[str] = []
         output: GenerationOutput | None = None
         try:
-            with closing_stream(self._llm.stream(ids, self._params)) as chunks:
+            with closing(self._llm.stream(ids, self._params)) as chunks:
                 for chunk in chunks:
                     said.append(chunk.text)
                     typer.echo(chunk.text, nl=False)

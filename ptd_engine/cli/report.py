@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -20,16 +20,11 @@ def write_json(document: Mapping[str, object]) -> None:
     typer.echo(json.dumps(document, allow_nan=False))
 
 
-def closing_stream(chunks: Iterator[Chunk]) -> closing[Generator[Chunk, None, None]]:
-    """A context manager that ends a stream on every way out, so that the engine is free again."""
-    return closing(cast("Generator[Chunk, None, None]", chunks))
-
-
-def write_stream(chunks: Iterator[Chunk]) -> GenerationOutput:
+def write_stream(chunks: Generator[Chunk, None, None]) -> GenerationOutput:
     """Print the text as it comes, end the line, and return the whole output."""
     output: GenerationOutput | None = None
     try:
-        with closing_stream(chunks) as open_chunks:
+        with closing(chunks) as open_chunks:
             for chunk in open_chunks:
                 typer.echo(chunk.text, nl=False)
                 output = chunk.output
