@@ -25,17 +25,12 @@ assert not heavy, heavy
 """
 
 
-def test_help_loads_nothing_heavy_and_is_quick() -> None:
+def test_help_loads_nothing_heavy() -> None:
     for args in (["--help"], ["generate", "--help"], ["--version"]):
-        seconds = []
-        for _ in range(3):  # the fastest of three: the machine may be busy with other things
-            start = time.perf_counter()
-            done = subprocess.run(
-                [sys.executable, "-c", LAZY_HELP.format(args=args)], capture_output=True, text=True
-            )
-            seconds.append(time.perf_counter() - start)
-            assert done.returncode == 0, done.stderr
-        assert min(seconds) < 0.5
+        done = subprocess.run(
+            [sys.executable, "-c", LAZY_HELP.format(args=args)], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
 
 
 def test_help_lists_every_command(run: Run) -> None:
