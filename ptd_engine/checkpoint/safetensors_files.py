@@ -33,11 +33,12 @@ class SafetensorsCheckpoint:
                 named.
         """
         self._path = path
-        if (path / "adapter_config.json").exists() and not (path / "config.json").exists():
+        # Also beside a whole model: the weights alone would answer without the adapter.
+        if (path / "adapter_config.json").exists():
             raise CheckpointError(
-                f"{path} is a LoRA adapter, not a model: merge first (peft's merge_and_unload, "
-                "then "
-                "save_pretrained) and give the directory of the merged model."
+                f"{path} holds a LoRA adapter (adapter_config.json): merge first (peft's "
+                "merge_and_unload, then save_pretrained) and give the directory of the merged "
+                "model. If it is merged already, remove adapter_config.json."
             )
         self._config = _read_json(path / "config.json", required=True)
         self._generation_config = _read_json(path / "generation_config.json", required=False)
@@ -154,7 +155,7 @@ def _read_json(path: Path, *, required: bool) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also an integer of 5000 digits
         raise CheckpointError(
             f"{path} is not valid JSON ({error}): incomplete download?"
         ) from error

@@ -145,6 +145,20 @@ def test_adapter_directory_is_refused(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
+def test_adapter_beside_a_whole_model_is_refused(llama: Path) -> None:
+    (llama / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"LoRA adapter.*merge first"):
+        load_model(llama)
+
+
+@pytest.mark.parametrize("content", ['{"a": ' + "9" * 5000 + "}", "[" * 100_000, "\ufeff{}"])
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_json_that_python_cannot_read_is_named(llama: Path, name: str, content: str) -> None:
+    (llama / name).write_text(content, encoding="utf-8")
+    with pytest.raises(CheckpointError, match=rf"{name} is not valid JSON"):
+        load_model(llama)
+
+
 def test_directory_without_weights(llama: Path) -> None:
     (llama / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="incomplete download"):
