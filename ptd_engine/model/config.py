@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ptd_engine.errors import CheckpointError, ConfigError
+from ptd_engine.model.fields import flag, integer, number, strings
 
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3"]
 
@@ -24,6 +25,11 @@ _DEFAULT_KV_HEADS: dict[str, int] = {"mistral": 8, "qwen2": 32, "qwen3": 32}
 _DEFAULT_WINDOW = 4096
 _DEFAULT_MAX_WINDOW_LAYERS = 28
 _DEFAULT_ROPE_THETA = 10000.0
+# Parameters of the scaled rope types; of some, 0 means that the type's own default is taken.
+_ROPE_ABOVE_ZERO = ("factor", "low_freq_factor", "high_freq_factor", "attention_factor")
+_ROPE_FROM_ZERO = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+# Longer than any model's context; below it, sizes of caches and tables stay far from overflow.
+MAX_CONTEXT = 2**24
 _REQUIRED = (
     "vocab_size",
     "hidden_size",
@@ -55,8 +61,8 @@ class RopeConfig:
         """Read `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta`.
 
         Raises:
-            CheckpointError: an unknown rope type, a partial rotary factor, or parameters that are
-                not one flat dict.
+            CheckpointError: an unknown rope type, a partial rotary factor, a parameter that is no
+                number or out of range, or parameters that are not one flat dict.
         """
         params: dict[str, Any] = {}
         for key in ("rope_parameters", "rope_scaling"):  # the later one wins, as in transformers
@@ -77,19 +83,24 @@ class RopeConfig:
                 f"one of {', '.join(ROPE_TYPES)}",
                 "This model is not supported.",
             )
-        theta = params.pop("rope_theta", None) or config.get("rope_theta") or _DEFAULT_ROPE_THETA
-        partial = params.pop("partial_rotary_factor", None) or config.get(
-            "partial_rotary_factor", 1.0
-        )
-        if partial != 1.0:
-            raise CheckpointError.for_field("partial_rotary_factor", partial, "1.0")
-        longest = int(config["max_position_embeddings"])
-        original = config.get("original_max_position_embeddings") or params.get(
-            "original_max_position_embeddings"
-        )
+        theta = number(_first("rope_theta", params, config), "rope_theta", _DEFAULT_ROPE_THETA)
+        partial = _first("partial_rotary_factor", params, config)
+        if number(partial, "partial_rotary_factor", 1.0, zero=True) != 1.0:
+            raise CheckpointError.for_field(
+                "partial_rotary_factor",
+                partial["partial_rotary_factor"],
+                "1.0",
+                "Partial rotary embeddings are not supported.",
+            )
+        for name in ("rope_theta", "partial_rotary_factor"):
+            params.pop(name, None)
+        _check_scaling(params)
+        longest = integer(config, "max_position_embeddings")
+        original = _first("original_max_position_embeddings", config, params)
+        trained = integer(original, "original_max_position_embeddings") if original else longest
         if rope_type in ("yarn", "llama3"):
-            params["original_max_position_embeddings"] = int(original or longest)
-        return cls(rope_type, float(theta), params, int(original or longest))
+            params["original_max_position_embeddings"] = trained
+        return cls(rope_type, theta, params, trained)
 
 
 @dataclass(frozen=True)
@@ -133,8 +144,8 @@ class ModelConfig:
         """Read a Hugging Face config dict (config.json, or one derived from GGUF metadata).
 
         Raises:
-            CheckpointError: unsupported architecture, activation or rope type; missing keys; sizes
-                that contradict each other.
+            CheckpointError: unsupported architecture, activation or rope type; missing keys; values
+                of a wrong type or out of range; sizes that contradict each other.
         """
         family = _architecture(config)
         missing = [key for key in _REQUIRED if config.get(key) is None]
@@ -146,38 +157,42 @@ class ModelConfig:
         activation = config.get("hidden_act", "silu")
         if activation not in ("silu", "swish"):
             raise CheckpointError.for_field("hidden_act", activation, "'silu'")
-        heads = int(config["num_attention_heads"])
-        kv_heads = config.get("num_key_value_heads", _DEFAULT_KV_HEADS.get(family)) or heads
-        head_dim = config.get("head_dim") or (
-            128 if family == "qwen3" else int(config["hidden_size"]) // heads
-        )
+        heads = integer(config, "num_attention_heads")
+        hidden = integer(config, "hidden_size")
+        named = {
+            "num_key_value_heads": config.get("num_key_value_heads", _DEFAULT_KV_HEADS.get(family))
+            or heads,
+            "head_dim": config.get("head_dim") or (128 if family == "qwen3" else hidden // heads),
+        }
+        kv_heads, head_dim = integer(named, "num_key_value_heads"), integer(named, "head_dim")
         if heads % kv_heads:
             raise CheckpointError.for_field(
                 "num_key_value_heads", kv_heads, f"a divisor of num_attention_heads={heads}"
             )
         if head_dim % 2:
             raise CheckpointError.for_field("head_dim", head_dim, "an even number")
-        attention_bias = family in ("llama", "qwen3") and bool(config.get("attention_bias", False))
+        attention_bias = family in ("llama", "qwen3") and flag(config, "attention_bias")
+        bos = eos_ids_of(config.get("bos_token_id"), "bos_token_id")
         return cls(
             architecture=family,
-            vocab_size=int(config["vocab_size"]),
-            hidden_size=int(config["hidden_size"]),
-            intermediate_size=int(config["intermediate_size"]),
-            num_layers=int(config["num_hidden_layers"]),
+            vocab_size=integer(config, "vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=integer(config, "intermediate_size"),
+            num_layers=integer(config, "num_hidden_layers"),
             num_heads=heads,
-            num_kv_heads=int(kv_heads),
-            head_dim=int(head_dim),
-            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            rms_norm_eps=number(config, "rms_norm_eps", 1e-6, zero=True),
             rope=RopeConfig.from_hf(config),
-            max_position_embeddings=int(config["max_position_embeddings"]),
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            max_position_embeddings=integer(config, "max_position_embeddings"),
+            tie_word_embeddings=flag(config, "tie_word_embeddings"),
             qkv_bias=attention_bias or family == "qwen2",
             o_bias=attention_bias,
-            mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
+            mlp_bias=family == "llama" and flag(config, "mlp_bias"),
             qk_norm=family == "qwen3",
             sliding_window=_active_window(config, family),
-            bos_token_id=config.get("bos_token_id"),
-            eos_token_ids=_id_tuple(config.get("eos_token_id")),
+            bos_token_id=bos[0] if bos else None,
+            eos_token_ids=eos_ids_of(config.get("eos_token_id"), "eos_token_id"),
             dtype_name=_dtype_name(config),
         )
 
@@ -185,10 +200,15 @@ class ModelConfig:
         """Refuse a context in which a sliding window would come into force: it is not implemented.
 
         Raises:
-            ConfigError: max_seq_len is below 1, or above an active sliding window.
+            ConfigError: max_seq_len is not in 1 .. MAX_CONTEXT, or above an active sliding window.
         """
-        if max_seq_len < 1:
-            raise ConfigError.for_field("max_seq_len", max_seq_len, "an integer >= 1")
+        if not 1 <= max_seq_len <= MAX_CONTEXT:
+            raise ConfigError.for_field(
+                "max_seq_len",
+                max_seq_len,
+                f"an integer of 1 .. {MAX_CONTEXT}",
+                f"The model's own context is {self.max_position_embeddings}.",
+            )
         if self.sliding_window is not None and max_seq_len > self.sliding_window:
             raise ConfigError.for_field(
                 "max_seq_len",
@@ -202,15 +222,16 @@ class ModelConfig:
 
 
 def _architecture(config: Mapping[str, Any]) -> Architecture:
-    named = config.get("architectures") or []
+    named = strings(config, "architectures")
     for name in named:
         if name in _ARCHITECTURES:
             return _ARCHITECTURES[name]
-    if not named and config.get("model_type") in _MODEL_TYPES:
-        return _MODEL_TYPES[config["model_type"]]
+    model_type = config.get("model_type")
+    if not named and isinstance(model_type, str) and model_type in _MODEL_TYPES:
+        return _MODEL_TYPES[model_type]
     raise CheckpointError.for_field(
         "architectures" if named else "model_type",
-        list(named) if named else config.get("model_type"),
+        named or model_type,
         f"one of {', '.join(_ARCHITECTURES)}",
         "This model is not supported.",
     )
@@ -224,20 +245,63 @@ def _active_window(config: Mapping[str, Any], family: Architecture) -> int | Non
     if window is None:
         return None
     if family != "mistral":
-        if not config.get("use_sliding_window", False):
+        if not flag(config, "use_sliding_window"):
             return None
-        kinds = config.get("layer_types")
-        first = config.get("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS)
-        slides = "sliding_attention" in kinds if kinds else first < config["num_hidden_layers"]
+        kinds = strings(config, "layer_types")
+        first = integer(
+            {"max_window_layers": _DEFAULT_MAX_WINDOW_LAYERS, **config}, "max_window_layers", 0
+        )
+        layers = integer(config, "num_hidden_layers")
+        slides = "sliding_attention" in kinds if kinds else first < layers
         if not slides:
             return None
-    return int(window)
+    return integer({"sliding_window": window}, "sliding_window")
 
 
-def _id_tuple(value: Any) -> tuple[int, ...]:
+def eos_ids_of(value: object, field: str) -> tuple[int, ...]:
+    """Token ids as a config writes them: one, a list of them, or null for none.
+
+    Args:
+        value: what the config holds.
+        field: its name, for the error ("eos_token_id in generation_config.json").
+
+    Raises:
+        CheckpointError: anything but integers of 0 .. 2^31 - 1 (booleans, strings, nested lists).
+    """
     if value is None:
         return ()
-    return tuple(int(v) for v in value) if isinstance(value, list | tuple) else (int(value),)
+    ids: list[int] = []
+    for token in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < 2**31:
+            raise CheckpointError.for_field(
+                field,
+                value,
+                "a token id of 0 .. 2^31 - 1, a list of them, or null",
+                "Correct the model's configuration.",
+            )
+        ids.append(token)
+    return tuple(ids)
+
+
+def _first(key: str, *sources: Mapping[str, Any]) -> dict[str, Any]:
+    """{key: the value of the first source that has one}, or {}."""
+    for source in sources:
+        if source.get(key) is not None:
+            return {key: source[key]}
+    return {}
+
+
+def _check_scaling(params: Mapping[str, Any]) -> None:
+    """Refuse rope parameters that no rotation follows from; absent ones are the rope type's."""
+    for names, zero in ((_ROPE_ABOVE_ZERO, False), (_ROPE_FROM_ZERO, True)):
+        for name in names:
+            if params.get(name) is not None:
+                number(params, name, zero=zero)
+    low, high = params.get("low_freq_factor"), params.get("high_freq_factor")
+    if low is not None and high is not None and high <= low:
+        raise CheckpointError.for_field(
+            "high_freq_factor", high, f"a number above low_freq_factor={low}"
+        )
 
 
 def _dtype_name(config: Mapping[str, Any]) -> str | None:

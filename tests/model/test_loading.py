@@ -15,7 +15,7 @@ from ptd_engine.checkpoint import open_checkpoint
 from ptd_engine.errors import CheckpointError, ConfigError
 from ptd_engine.kernels import select_ops
 from ptd_engine.model import load_model
-from ptd_engine.model.config import ModelConfig
+from ptd_engine.model.config import ModelConfig, eos_ids_of
 from ptd_engine.model.weights import load_weights
 from ptd_engine.testing import tiny
 from ptd_engine.testing.compare import StepRunner, max_abs_diff
@@ -313,6 +313,19 @@ def test_inactive_window_is_full_attention(tmp_path: Path) -> None:
         ({"hidden_act": "gelu"}, "hidden_act='gelu'.*silu"),
         ({"num_key_value_heads": 3}, "num_key_value_heads=3"),
         ({"hidden_size": None, "vocab_size": None}, "lacks vocab_size, hidden_size"),
+        ({"architectures": 5}, "architectures=5 is not valid.*a list of strings"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures='LlamaForCausalLM' is not valid"),
+        ({"architectures": [["x"]]}, "architectures="),
+        ({"architectures": [], "model_type": ["llama"]}, "model_type="),
+        ({"num_attention_heads": 0}, "num_attention_heads=0"),
+        ({"num_attention_heads": True}, "num_attention_heads=True"),
+        ({"num_key_value_heads": "2"}, "num_key_value_heads='2'"),
+        ({"vocab_size": 96.5}, "vocab_size=96.5"),
+        ({"max_position_embeddings": 2**31}, "max_position_embeddings=2147483648"),
+        ({"rms_norm_eps": -1e-5}, "rms_norm_eps=-1e-05"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings='false'"),
+        ({"eos_token_id": "2"}, "eos_token_id='2'"),
+        ({"bos_token_id": [[1]]}, "bos_token_id="),
     ],
 )
 def test_unsupported_configs_say_why(llama: Path, changes: dict[str, Any], message: str) -> None:
@@ -325,6 +338,13 @@ def test_unsupported_configs_say_why(llama: Path, changes: dict[str, Any], messa
 def test_eos_ids(llama: Path, value: Any, ids: tuple[int, ...]) -> None:
     edit_config(llama, eos_token_id=value)
     assert load_model(llama).config.eos_token_ids == ids
+
+
+@pytest.mark.parametrize("bad", ["2", [1, "x"], -1, [2**31], True, [[1]], 1.5, {"a": 1}])
+def test_malformed_token_ids_name_their_field(bad: Any) -> None:
+    assert eos_ids_of([2**31 - 1, 0], "eos_token_id") == (2**31 - 1, 0)
+    with pytest.raises(CheckpointError, match=r"eos_token_id in some\.json=.*a token id of 0"):
+        eos_ids_of(bad, "eos_token_id in some.json")
 
 
 def test_generation_config_is_offered(llama: Path) -> None:

@@ -152,6 +152,35 @@ def test_missing_parameter_and_partial_rotation_are_refused() -> None:
         _config(rope_parameters={"full_attention": {"rope_type": "default"}})
 
 
+@pytest.mark.parametrize("theta", ["x", 0, -1.0, math.inf, math.nan, True, [1], 10**400])
+@pytest.mark.parametrize("spelling", ["flat", "rope_parameters"])
+def test_theta_must_be_a_positive_number(theta: Any, spelling: str) -> None:
+    with pytest.raises(CheckpointError, match=r"rope_theta=.*a finite number > 0"):
+        _config(
+            **({"rope_theta": theta} if spelling == "flat" else {spelling: {"rope_theta": theta}})
+        )
+
+
+@pytest.mark.parametrize(
+    ("rope_type", "changes", "named"),
+    [
+        ("yarn", {"factor": -4}, "factor=-4"),
+        ("dynamic", {"factor": 0}, "factor=0"),
+        ("linear", {"factor": math.nan}, "factor=nan"),
+        ("linear", {"factor": "2"}, "factor='2'"),
+        ("yarn", {"beta_fast": math.inf}, "beta_fast=inf"),
+        ("yarn", {"attention_factor": 0}, "attention_factor=0"),
+        ("llama3", {"high_freq_factor": 1.0}, "high_freq_factor=1.0"),
+        ("llama3", {"original_max_position_embeddings": 0}, "original_max_position_embeddings=0"),
+    ],
+)
+def test_scaling_parameters_out_of_range_are_named(
+    rope_type: str, changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        _config(rope_parameters={**tiny.ROPES[rope_type], **changes})
+
+
 def test_table_keeps_its_precision_at_long_positions() -> None:
     config = _config(rope_theta=10000.0, torch_dtype="bfloat16")
     table = RopeTable(config, 8192).cos_sin
