@@ -68,6 +68,13 @@ def inverse_frequencies(config: ModelConfig, seq_len: Tensor | None = None) -> t
             f"all parameters of type {rope.rope_type!r}",
             f"Missing or empty: {error}.",
         ) from error
+    except (ArithmeticError, ValueError) as error:  # a base of 1 under yarn, a head of two rows
+        raise CheckpointError.for_field(
+            "rope_parameters",
+            {**rope.params, "rope_type": rope.rope_type, "rope_theta": rope.theta},
+            f"parameters that type {rope.rope_type!r} can compute with",
+            f"It fails with: {error}.",
+        ) from error
     return frequencies, float(scaling)
 
 
@@ -86,7 +93,8 @@ class RopeTable:
         self._config = config
         self._dynamic = config.rope.rope_type == "dynamic"
         self._prepared_len = 0
-        self.cos_sin: Tensor = self._rows(max_positions, 0).to(device)
+        self._device = torch.device(device)
+        self.cos_sin: Tensor = self._rows(max_positions, 0)
 
     def prepare(self, prompt_len: int) -> None:
         """Make the table right for a text whose prompt has `prompt_len` tokens. Cheap unless
@@ -102,8 +110,13 @@ class RopeTable:
         self._prepared_len = prompt_len
 
     def _rows(self, count: int, prompt_len: int) -> Tensor:
+        if self._device.type == "meta":  # sizes without memory, but the same refusals
+            inverse_frequencies(self._config)
+            return torch.empty(
+                count, self._config.head_dim, dtype=torch.float32, device=self._device
+            )
         positions = torch.arange(count)[:, None]
         lengths = (positions + 1).clamp_(min=prompt_len) if self._dynamic else None
         frequencies, scaling = inverse_frequencies(self._config, lengths)
         angles = positions.float() * frequencies
-        return torch.cat((angles.cos(), angles.sin()), dim=-1) * scaling
+        return (torch.cat((angles.cos(), angles.sin()), dim=-1) * scaling).to(self._device)

@@ -181,6 +181,19 @@ def test_scaling_parameters_out_of_range_are_named(
         _config(rope_parameters={**tiny.ROPES[rope_type], **changes})
 
 
+def test_parameters_that_the_type_cannot_compute_with_are_named() -> None:
+    config = _config(rope_parameters={**tiny.ROPES["yarn"], "rope_theta": 1.0})
+    with pytest.raises(CheckpointError, match=r"type 'yarn' can compute with"):
+        RopeTable(config, 8)
+
+
+def test_table_on_the_meta_device_takes_no_memory() -> None:
+    table = RopeTable(_config(), 2**40, "meta").cos_sin
+    assert (table.shape, table.dtype) == ((2**40, 16), RopeTable(_config(), 8).cos_sin.dtype)
+    with pytest.raises(CheckpointError, match="factor"):
+        RopeTable(_config(rope_scaling={"rope_type": "linear"}), 8, "meta")
+
+
 def test_table_keeps_its_precision_at_long_positions() -> None:
     config = _config(rope_theta=10000.0, torch_dtype="bfloat16")
     table = RopeTable(config, 8192).cos_sin
