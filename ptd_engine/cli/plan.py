@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # About what two channels of DDR4-2400 sustain: a modest desktop.
 DEFAULT_BANDWIDTH_GB_S = 30.0
+# Beyond any memory on either side; within, every figure of the report is a plain number.
+MIN_BANDWIDTH_GB_S, MAX_BANDWIDTH_GB_S = 1e-3, 1e9
 _LISTED = 5
 
 
@@ -57,8 +59,13 @@ def plan(
     Decoding one request reads every weight and the whole cache once a step, so a step takes at
     least these bytes over the bandwidth. Prints a table and, as the last line, one JSON object.
     """
-    if not math.isfinite(bandwidth_gb_s) or bandwidth_gb_s <= 0:
-        raise ConfigError.for_field("--bandwidth-gb-s", bandwidth_gb_s, "a finite number above 0")
+    if not MIN_BANDWIDTH_GB_S <= bandwidth_gb_s <= MAX_BANDWIDTH_GB_S:  # refuses NaN too
+        raise ConfigError.for_field(
+            "--bandwidth-gb-s",
+            bandwidth_gb_s,
+            f"a number of {MIN_BANDWIDTH_GB_S:g} .. {MAX_BANDWIDTH_GB_S:g}",
+            "The unit is 10^9 bytes/s.",
+        )
     spec = opt.drafter_spec(drafter, width, depth)
     from ptd_engine import hub
     from ptd_engine.checkpoint import open_checkpoint

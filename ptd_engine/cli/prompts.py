@@ -88,7 +88,7 @@ def _read(path: Path) -> str:
 def _from_json(path: Path, number: int, line: str) -> PromptItem:
     try:
         row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also an integer of 5000 digits
         raise PromptError(
             f"{path}, line {number}: not valid JSON ({error}). Each line is one object."
         ) from error

@@ -92,7 +92,11 @@ def test_plan_for_a_gpu_that_is_not_here(run: Run, chat_model: str) -> None:
     ("options", "said"),
     [
         (("--bandwidth-gb-s", 0), "--bandwidth-gb-s=0.0 is not valid"),
+        (("--bandwidth-gb-s", "1e-320"), "--bandwidth-gb-s=1e-320 is not valid"),
+        (("--bandwidth-gb-s", "1e300"), "--bandwidth-gb-s=1e+300 is not valid"),
+        (("--bandwidth-gb-s", "nan"), "--bandwidth-gb-s=nan is not valid"),
         (("--max-seq-len", 1), "--max-seq-len=1 is not valid"),
+        (("--max-seq-len", 10**11), "max_seq_len=100000000000 is not valid"),
         (("--dtype", "int3"), "dtype='int3' is not valid"),
     ],
 )

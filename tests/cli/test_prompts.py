@@ -43,6 +43,8 @@ def test_plain_text_is_a_prompt_a_line(write: Write) -> None:
     [
         ('{"prompt": "x"}\n{"prompt": \n', "line 2: not valid JSON"),
         ('{"prompt": "x"}\nplain\n', "line 2: not valid JSON"),
+        ('{"id": ' + "9" * 5000 + "}\n", "line 1: not valid JSON"),
+        ("[" * 100_000 + "\n", "line 1: not valid JSON"),
         ("[1]\n", "line 1: not an object"),
         ('{"id": 1}\n', 'line 1: "prompt" is missing, and so is "turns"'),
         ('{"prompt": 3}\n', 'line 1: "prompt" is not a string'),
