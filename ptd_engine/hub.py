@@ -13,8 +13,11 @@ from ptd_engine.errors import CheckpointError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _INDEX = "model.safetensors.index.json"
+_ALLOWED = "an existing directory or .gguf file, 'owner/name' on the Hugging Face hub, or 'demo'"
+_SHOWN = 80  # characters of a name in a message
 _SMALL_FILES = (
     "config.json",
+    "adapter_config.json",  # so that an adapter beside the weights is refused, as on disk
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -38,16 +41,28 @@ def resolve_model(name: str | Path) -> Path:
             id. A directory that holds one .gguf file and no config.json stands for that file.
 
     Raises:
-        CheckpointError: nothing there, an ambiguous directory, or a failed download.
+        CheckpointError: nothing there, a name that can be no path, an ambiguous directory, or a
+            failed download.
         UnavailableError: "demo" without pip.
     """
     text = str(name)
+    if not text:  # as a path it would mean the current directory
+        raise CheckpointError.for_field("model", text, _ALLOWED, "Use '.' for this directory.")
     if text == "demo" and not Path(text).exists():
         return demo_model.demo_path()
-    path = Path(text).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(text).expanduser()
+        is_dir, is_file = path.is_dir(), path.is_file()
+    except (OSError, RuntimeError, ValueError) as error:
+        # Too long a name, an unreadable parent; no such user's home; a null byte or a surrogate.
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise CheckpointError.for_field(
+            "model", shown, _ALLOWED, f"It cannot be looked up as a path: {reason}."
+        ) from error
+    if is_dir:
         return _in_directory(path)
-    if path.is_file():
+    if is_file:
         if path.suffix.lower() == ".gguf":
             return path
         raise CheckpointError.for_field(
@@ -56,10 +71,7 @@ def resolve_model(name: str | Path) -> Path:
     if _HUB_ID.fullmatch(text) and not text.lower().endswith(".gguf"):
         return _from_hub(text)
     kind = "file" if text.lower().endswith(".gguf") else "directory"
-    raise CheckpointError(
-        f"model={text!r}: {kind} not found. Name an existing directory or .gguf file, "
-        "'owner/name' on the Hugging Face hub, or 'demo'."
-    )
+    raise CheckpointError(f"model={text!r}: {kind} not found. Name {_ALLOWED}.")
 
 
 def cached_demo() -> Path | None:
@@ -108,7 +120,7 @@ def _shards(index: Path) -> list[str]:
     try:
         found: dict[str, Any] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         files = sorted({str(file) for file in found.values()})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{index} is damaged ({error}): fetch it again.") from error
     # The names become download patterns: only plain files of the repository are wanted.
     bad = [file for file in files if not re.fullmatch(r"[\w-][\w.-]*\.safetensors", file)]

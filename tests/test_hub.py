@@ -211,6 +211,21 @@ def test_missing_gguf_asks_no_network() -> None:
         hub.resolve_model("models/none.gguf")
 
 
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("x" * 5000, r"model='x{80}\.\.\.' is not valid.*File name too long"),
+        ("x/" * 5000, "File name too long"),
+        ("~nosuchuser/x", "model='~nosuchuser/x' is not valid.*home"),
+        ("", r"model='' is not valid.*Use '\.' for this directory"),
+    ],
+)
+def test_names_that_can_be_no_path(name: str, said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        hub.resolve_model(name)
+
+
 class FakeHub:
     """Stands for snapshot_download over a dict of files; keeps the patterns that were asked for."""
 
