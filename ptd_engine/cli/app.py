@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sys
 from typing import Annotated, Any
@@ -10,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 import ptd_engine
+from ptd_engine.cli import INTERRUPT_STATUS
 from ptd_engine.cli.chat import chat
 from ptd_engine.cli.demo import demo
 from ptd_engine.cli.doctor import doctor
@@ -19,7 +22,9 @@ from ptd_engine.cli.verify import verify
 from ptd_engine.errors import PTDError
 
 ERROR_STATUS = 2  # the caller's mistake; 1 is a result that is not right (verify, demo)
-INTERRUPT_STATUS = 130  # 128 + SIGINT, as shells report it
+OUTPUT_STATUS = 1  # a result that nobody could read
+# What writing to standard output fails with. A pipe whose reader left ends the command silently.
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 class _Commands(TyperGroup):
@@ -54,15 +59,28 @@ def create_app() -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line and exit with its status."""
+    """Run the command line and exit with its status; output that cannot be written is an error."""
     # Read when torch is imported. Spinning OpenMP threads make small operations ten times slower as
     # soon as the machine has other work; a setting of the user's own wins.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if sys.stdout is None:  # closed by the caller: echo would drop every result in silence
+        typer.echo("error: standard output is closed: redirect it to a file or a pipe.", err=True)
+        sys.exit(OUTPUT_STATUS)
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:  # a terminal that cannot show a character shall not end a run
             reconfigure(errors="backslashreplace")
-    create_app()(prog_name="ptd-engine")
+    try:
+        create_app()(prog_name="ptd-engine")
+    except OSError as error:
+        if error.filename is not None or error.errno not in _OUTPUT_ERRORS:
+            raise
+        # What is still buffered would fail once more when the interpreter ends.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        with contextlib.suppress(OSError):
+            typer.echo(f"error: the output cannot be written: {error.strerror}.", err=True)
+        sys.exit(OUTPUT_STATUS)
 
 
 def _show_version(wanted: bool) -> None:

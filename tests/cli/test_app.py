@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 import ptd_engine
 
 from .conftest import Run
@@ -22,6 +24,17 @@ except SystemExit as stop:
     assert not stop.code, stop.code
 heavy = {{"torch", "transformers", "tokenizers", "numpy", "rich"}} & set(sys.modules)
 assert not heavy, heavy
+"""
+INTERRUPTED_IMPORT = """
+import sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Finder())
+from ptd_engine.cli import main
+sys.argv = ["ptd-engine", "plan", "/no/model"]
+main()
 """
 
 
@@ -45,6 +58,27 @@ def test_usage_errors(run: Run) -> None:
     assert run("nope").exit_code == 2
     assert run("generate").exit_code == 2
     assert run("generate", "m", "--prompt", "x", "--seed", "one").exit_code == 2
+
+
+@pytest.mark.parametrize("args", [("--help",), ("--version",), ("doctor",)])
+def test_output_that_cannot_be_written_is_one_line(args: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "ptd_engine.cli", *args]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "error: the output cannot be written: No space left on device.\n"
+    shell = ["sh", "-c", '"$@" >&-', "sh", *command]
+    closed = subprocess.run(shell, stderr=subprocess.PIPE, text=True)
+    assert closed.returncode == 1
+    assert closed.stderr.startswith("error: standard output is closed")
+    assert closed.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("module", ["typer", "ptd_engine.cli.app", "torch"])
+def test_ctrl_c_during_imports_ends_quietly(module: str) -> None:
+    code = INTERRUPTED_IMPORT.format(module=module)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "\ninterrupted\n")
 
 
 def test_the_module_runs_and_a_signal_ends_it(chat_model: str) -> None:
