@@ -38,7 +38,8 @@ class Divergence:
         id: of the prompt.
         position: index of the first output token that differs, or that only one side has.
         top2_gap: difference of the plain run's two largest logits there (a near-tie explains a
-            difference in low precision); None where plain decoding has no token.
+            difference in low precision); None where plain decoding has no token, and at a
+            temperature above 0, where the random number decides and not the largest logit.
     """
 
     id: str
@@ -138,7 +139,7 @@ def _compare(
     if position is None:
         return _Comparison(name, ours.stats, None)
     gap = None
-    if position < len(reference.token_ids):
+    if params.temperature == 0 and position < len(reference.token_ids):
         # Plain decoding makes one token a step: stopped there, the runner still has its logits.
         plain.generate(ids, replace(params, max_new_tokens=position + 1))
         gap = _last_gap(plain)

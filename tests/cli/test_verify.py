@@ -64,12 +64,12 @@ def test_identical_outputs(
     assert result.stdout.count(" yes ") == 3
 
 
-def test_a_mismatch_is_located_and_explained(
-    run: Run, chat_model: str, write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def wrong_second_step(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The drafted side's second step gives another token; undone by the fixture's undo()."""
     wait, calls = EagerRunner.wait, []
 
-    def wrong_second_step(self: EagerRunner) -> Any:
+    def wrong(self: EagerRunner) -> Any:
         output = wait(self)
         if self.buffers.max_nodes > 1:  # the drafted side; plain decoding has one row
             calls.append(1)
@@ -77,7 +77,13 @@ def test_a_mismatch_is_located_and_explained(
                 output[:, 0] = (output[:, 0] + 1) % self.model.config.vocab_size
         return output
 
-    monkeypatch.setattr(EagerRunner, "wait", wrong_second_step)
+    monkeypatch.setattr(EagerRunner, "wait", wrong)
+    return monkeypatch
+
+
+def test_a_mismatch_is_located_and_explained(
+    run: Run, chat_model: str, write: Write, wrong_second_step: pytest.MonkeyPatch
+) -> None:
     result = run(
         "verify", chat_model, "--prompts", write("a.txt", "One\n"), "--max-new-tokens", 9, "--raw"
     )
@@ -89,7 +95,7 @@ def test_a_mismatch_is_located_and_explained(
     assert (divergence["id"], divergence["position"]) == ("a.txt:1", 1)
     assert "no, at 1" in result.stdout
 
-    monkeypatch.setattr(EagerRunner, "wait", wait)
+    wrong_second_step.undo()
     plain = LLM.from_pretrained(chat_model, drafter="none")
     ids = plain.encode("One")
     first = plain.generate(ids, SamplingParams(max_new_tokens=1)).token_ids
@@ -99,6 +105,17 @@ def test_a_mismatch_is_located_and_explained(
         logits = reference(torch.tensor([ids + first])).logits[0, -1]
     best = logits.topk(2).values
     np.testing.assert_allclose(divergence["top2_gap"], float(best[0] - best[1]), rtol=1e-3)
+
+
+@pytest.mark.usefixtures("wrong_second_step")
+def test_a_sampled_mismatch_has_no_gap(run: Run, chat_model: str, write: Write) -> None:
+    result = run(
+        "verify", chat_model, "--prompts", write("a.txt", "One\n"), "--max-new-tokens", 9,
+        "--raw", "--temperature", 0.8,
+    )  # fmt: skip
+    assert result.exit_code == 1
+    (divergence,) = last_line(result.stdout)["divergences"]
+    assert divergence == {"id": "a.txt:1", "position": 1, "top2_gap": None}
 
 
 def test_a_prompt_that_cannot_be_served(run: Run, chat_model: str, write: Write) -> None:
