@@ -105,7 +105,7 @@ class DrafterNeeds:
     def top_k(self) -> int: ...
 
 class StepOutcome:
-    """Valid during observe() only."""
+    """A copy of what a step produced; `outputs` is [rows, 1 + top_k]."""
 
     @property
     def tree(self) -> TreeBuilder: ...
@@ -117,7 +117,12 @@ class StepOutcome:
     def outputs(self) -> npt.NDArray[np.int32]: ...
 
 class Drafter:
-    """Subclass it: needs(), begin(prompt), propose(committed, tree), observe(outcome)."""
+    """Subclass it: needs(), begin(prompt), propose(committed, tree), observe(outcome).
+
+    Serves one session at a time. `tree.add_candidate(parent, token)` and `tree.add_draft` return the
+    new row, or -1 where the step is full or the row too deep; -1 is no valid parent. What is added
+    to `tree` after propose() has returned is ignored.
+    """
 
     def __init__(self) -> None: ...
     def needs(self) -> DrafterNeeds: ...
@@ -163,6 +168,8 @@ class Session:
         stop_ids: Sequence[int] = (),
         max_path: int = 64,
         output_top_k: int = 0,
+        max_nodes: int = 256,
+        vocab_size: int = 0,
         node_buckets: Sequence[int] = (),
     ) -> None: ...
     def plan(self, block: npt.NDArray[np.uint8]) -> int: ...

@@ -12,6 +12,26 @@ namespace py = pybind11;
 namespace ptd {
 namespace {
 
+template <class T>
+std::vector<std::remove_const_t<T>> to_vector(Span<T> values) {
+  return {values.begin(), values.end()};
+}
+
+// A StepOutcome for Python, valid as long as Python keeps it.
+struct OwnedOutcome {
+  explicit OwnedOutcome(const StepOutcome& o)
+      : tree(*o.tree),
+        outputs({static_cast<py::ssize_t>(o.tree->size()), static_cast<py::ssize_t>(o.stride)}),
+        accepted(to_vector(o.accepted)),
+        new_tokens(to_vector(o.new_tokens)) {
+    std::copy_n(o.outputs.begin(), outputs.size(), outputs.mutable_data());
+  }
+  TreeBuilder tree;
+  py::array_t<TokenId> outputs;
+  std::vector<NodeId> accepted;
+  std::vector<TokenId> new_tokens;
+};
+
 // Lets Python subclass Drafter (research): the GIL is taken for the call only.
 class PyDrafter : public Drafter, public py::trampoline_self_life_support {
  public:
@@ -20,14 +40,16 @@ class PyDrafter : public Drafter, public py::trampoline_self_life_support {
     py::gil_scoped_acquire gil;
     override("begin")(std::vector<TokenId>(prompt.begin(), prompt.end()));
   }
+  // Python may keep what it is handed, so it gets copies that it owns; the tree's is read back.
   void propose(Span<const TokenId> committed, TreeBuilder& tree) override {
     py::gil_scoped_acquire gil;
-    override("propose")(std::vector<TokenId>(committed.begin(), committed.end()),
-                        py::cast(&tree, py::return_value_policy::reference));
+    const auto handed = std::make_shared<TreeBuilder>(tree);
+    override("propose")(std::vector<TokenId>(committed.begin(), committed.end()), handed);
+    tree = *handed;
   }
   void observe(const StepOutcome& outcome) override {
     py::gil_scoped_acquire gil;
-    override("observe")(py::cast(&outcome, py::return_value_policy::reference));
+    override("observe")(OwnedOutcome(outcome));
   }
 
  private:
@@ -38,11 +60,6 @@ class PyDrafter : public Drafter, public py::trampoline_self_life_support {
   }
 };
 
-template <class T>
-std::vector<std::remove_const_t<T>> to_vector(Span<T> values) {
-  return {values.begin(), values.end()};
-}
-
 void bind_drafters(py::module_& m) {
   py::class_<DrafterNeeds>(m, "DrafterNeeds")
       .def(py::init([](int max_nodes, int top_k) { return DrafterNeeds{max_nodes, top_k}; }),
@@ -50,18 +67,11 @@ void bind_drafters(py::module_& m) {
       .def_readonly("max_nodes", &DrafterNeeds::max_nodes)
       .def_readonly("top_k", &DrafterNeeds::top_k);
 
-  py::class_<StepOutcome>(m, "StepOutcome")
-      .def_property_readonly(
-          "tree", [](const StepOutcome& o) { return o.tree; }, py::return_value_policy::reference)
-      .def_property_readonly("accepted", [](const StepOutcome& o) { return to_vector(o.accepted); })
-      .def_property_readonly("new_tokens",
-                             [](const StepOutcome& o) { return to_vector(o.new_tokens); })
-      .def_property_readonly("outputs", [](const StepOutcome& o) {
-        const auto rows = static_cast<py::ssize_t>(o.tree->size());
-        py::array_t<TokenId> out({rows, static_cast<py::ssize_t>(o.stride)});
-        std::copy(o.outputs.begin(), o.outputs.begin() + out.size(), out.mutable_data());
-        return out;
-      });
+  py::class_<OwnedOutcome>(m, "StepOutcome")
+      .def_readonly("tree", &OwnedOutcome::tree)
+      .def_readonly("outputs", &OwnedOutcome::outputs)
+      .def_readonly("accepted", &OwnedOutcome::accepted)
+      .def_readonly("new_tokens", &OwnedOutcome::new_tokens);
 
   py::class_<Drafter, PyDrafter, py::smart_holder>(m, "Drafter")
       .def(py::init<>())
@@ -124,19 +134,22 @@ void bind_session(py::module_& m) {
       .def(py::init([](std::vector<TokenId> prompt, std::shared_ptr<Drafter> drafter,
                        int max_seq_len, int max_new_tokens, float temperature, int top_k,
                        float top_p, float min_p, std::uint64_t seed, std::vector<TokenId> stop_ids,
-                       int max_path, int output_top_k, std::vector<int> node_buckets) {
+                       int max_path, int output_top_k, int max_nodes, int vocab_size,
+                       std::vector<int> node_buckets) {
              py::gil_scoped_release nogil;
              return std::make_unique<Session>(
                  std::move(prompt), std::move(drafter),
                  SessionParams{max_new_tokens, temperature, top_k, top_p, min_p, seed,
                                std::move(stop_ids)},
-                 SessionLimits{max_seq_len, max_path, output_top_k, std::move(node_buckets)});
+                 SessionLimits{max_seq_len, max_path, output_top_k, max_nodes, vocab_size,
+                               std::move(node_buckets)});
            }),
            py::arg("prompt"), py::arg("drafter").none(false), py::kw_only(), py::arg("max_seq_len"),
            py::arg("max_new_tokens") = 128, py::arg("temperature") = 0.0f, py::arg("top_k") = 0,
            py::arg("top_p") = 1.0f, py::arg("min_p") = 0.0f, py::arg("seed") = 0,
            py::arg("stop_ids") = std::vector<TokenId>{}, py::arg("max_path") = 64,
-           py::arg("output_top_k") = 0, py::arg("node_buckets") = std::vector<int>{})
+           py::arg("output_top_k") = 0, py::arg("max_nodes") = kMaxTreeNodes,
+           py::arg("vocab_size") = 0, py::arg("node_buckets") = std::vector<int>{})
       .def(
           "plan",
           [](Session& s, const py::buffer& block) {
@@ -183,7 +196,7 @@ void bind_session(py::module_& m) {
       .def_property_readonly("prompt_len", &Session::prompt_len)
       .def_property_readonly("token_ids",
                              [](const Session& s) { return to_vector(s.output_tokens()); })
-      .def_property_readonly("tree", &Session::tree, py::return_value_policy::reference_internal)
+      .def_property_readonly("tree", [](const Session& s) { return TreeBuilder(s.tree()); })
       .def_property_readonly("stats", [](const Session& s) { return stats_dict(s.stats()); });
 }
 

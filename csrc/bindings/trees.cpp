@@ -1,6 +1,7 @@
 #include <pybind11/functional.h>
 #include <pybind11/numpy.h>
 
+#include <memory>
 #include <utility>
 
 #include "bindings.h"
@@ -30,6 +31,25 @@ std::vector<std::pair<TokenId, int>> draft_rows(const DraftTree& draft) {
     out.emplace_back(draft.tree().node(draft.rows()[i]).token, draft.parent_rows()[i]);
   }
   return out;
+}
+
+// The walks trust their caller; Python's lists are checked here.
+void check_walk(const std::vector<TokenId>& tokens, const std::vector<NodeId>& parents,
+                int n_verify) {
+  if (n_verify < 1 || n_verify > kMaxTreeNodes) {
+    throw InvalidArgument::for_field("n_verify", n_verify, "an integer from 1 to 256");
+  }
+  const auto rows = static_cast<std::size_t>(n_verify);
+  if (tokens.size() < rows || parents.size() < rows) {
+    throw InvalidArgument::for_field("n_verify", n_verify, "at most len(tokens) and len(parents)");
+  }
+  for (int row = 1; row < n_verify; ++row) {
+    const NodeId parent = parents[static_cast<std::size_t>(row)];
+    if (parent < 0 || parent >= row) {
+      throw InvalidArgument::for_field("parents[" + std::to_string(row) + "]", parent,
+                                       "an earlier row");
+    }
+  }
 }
 
 class CallableUniforms final : public UniformSource {
@@ -89,7 +109,7 @@ void bind_candidate_pool(py::module_& m) {
 }
 
 void bind_tree_builder(py::module_& m) {
-  py::class_<TreeBuilder>(m, "TreeBuilder")
+  py::class_<TreeBuilder, std::shared_ptr<TreeBuilder>>(m, "TreeBuilder")
       .def(py::init([](TokenId root, int max_nodes, int max_path, int max_depth) {
              TreeBuilder tree;
              tree.begin(root, max_nodes, max_path, max_depth);
@@ -170,6 +190,10 @@ void bind_trees(py::module_& m) {
       "verify_walk",
       [](const std::vector<TokenId>& tokens, const std::vector<NodeId>& parents,
          const std::vector<TokenId>& next_tokens, int n_verify) {
+        check_walk(tokens, parents, n_verify);
+        if (next_tokens.size() < static_cast<std::size_t>(n_verify)) {
+          throw InvalidArgument::for_field("n_verify", n_verify, "at most len(next_tokens)");
+        }
         std::vector<NodeId> path;
         verify_walk(tokens, parents, next_tokens, 1, n_verify, path);
         return path;
@@ -180,6 +204,7 @@ void bind_trees(py::module_& m) {
       [](const std::vector<TokenId>& tokens, const std::vector<NodeId>& parents, int n_verify,
          const py::array_t<double, py::array::c_style | py::array::forcecast>& probs,
          std::function<double(int, int)> draw) {
+        check_walk(tokens, parents, n_verify);
         if (probs.ndim() != 2 || probs.shape(0) < n_verify) {
           throw InvalidArgument("probs is not valid: allowed is an array [n_verify, vocab].");
         }

@@ -1,6 +1,8 @@
 #include "ptd/session.h"
 
 #include <algorithm>
+#include <atomic>
+#include <limits>
 #include <utility>
 
 #include "ptd/rng.h"
@@ -25,7 +27,49 @@ class PositionUniforms final : public UniformSource {
   std::uint64_t root_position_;
 };
 
+std::uint64_t next_serial() {
+  static std::atomic<std::uint64_t> last{0};
+  return ++last;
+}
+
+void check_limits(const SessionLimits& limits) {
+  const auto check = [](const char* field, int value, int low, int high) {
+    if (value < low || value > high) {
+      throw InvalidArgument::for_field(
+          field, value, "an integer from " + std::to_string(low) + " to " + std::to_string(high));
+    }
+  };
+  check("max_seq_len", limits.max_seq_len, 1, 1 << 30);
+  check("max_path", limits.max_path, 1, kMaxTreeNodes);
+  check("max_nodes", limits.max_nodes, 1, kMaxTreeNodes);
+  check("output_top_k", limits.top_k, 0, 1 << 20);
+  check("vocab_size", limits.vocab_size, 0, std::numeric_limits<int>::max());
+  for (const int bucket : limits.node_buckets) check("node_buckets", bucket, 1, kMaxTreeNodes);
+}
+
 }  // namespace
+
+// The right to call a drafter, for the length of one call of the session.
+class DrafterLease {
+ public:
+  DrafterLease(Drafter& drafter, std::uint64_t serial, bool begins) : drafter_(drafter) {
+    if (drafter_.in_use_.exchange(true)) {
+      throw std::logic_error("the drafter is in use by another session; give each its own drafter");
+    }
+    if (begins) drafter_.owner_ = serial;
+    if (drafter_.owner_ != serial) {
+      drafter_.in_use_.store(false);
+      throw std::logic_error(
+          "the drafter has begun another session since; give each session its own drafter");
+    }
+  }
+  DrafterLease(const DrafterLease&) = delete;
+  DrafterLease& operator=(const DrafterLease&) = delete;
+  ~DrafterLease() { drafter_.in_use_.store(false); }
+
+ private:
+  Drafter& drafter_;
+};
 
 Session::Session(std::vector<TokenId> prompt, std::shared_ptr<Drafter> drafter,
                  SessionParams params, SessionLimits limits)
@@ -33,7 +77,9 @@ Session::Session(std::vector<TokenId> prompt, std::shared_ptr<Drafter> drafter,
       params_(std::move(params)),
       limits_(std::move(limits)),
       prompt_len_(static_cast<int>(prompt.size())),
-      tokens_(std::move(prompt)) {
+      tokens_(std::move(prompt)),
+      serial_(next_serial()) {
+  check_limits(limits_);
   if (tokens_.empty())
     throw InvalidArgument("prompt=[] is not valid: allowed is at least 1 token.");
   if (prompt_len_ >= limits_.max_seq_len) {
@@ -47,7 +93,11 @@ Session::Session(std::vector<TokenId> prompt, std::shared_ptr<Drafter> drafter,
   const DrafterNeeds needs = drafter_->needs();
   auto& buckets = limits_.node_buckets;
   std::sort(buckets.begin(), buckets.end());
-  max_nodes_ = std::min(1 + needs.max_nodes, kMaxTreeNodes);
+  if (needs.max_nodes < 0 || needs.top_k < 0) {
+    throw InvalidArgument::for_field("the drafter's needs", std::min(needs.max_nodes, needs.top_k),
+                                     "max_nodes and top_k >= 0");
+  }
+  max_nodes_ = std::min(1 + std::min(needs.max_nodes, kMaxTreeNodes - 1), limits_.max_nodes);
   if (!buckets.empty()) max_nodes_ = std::min(max_nodes_, buckets.back());
   if (needs.top_k > limits_.top_k) {
     throw InvalidArgument::for_field("top_k of the output", limits_.top_k,
@@ -58,6 +108,7 @@ Session::Session(std::vector<TokenId> prompt, std::shared_ptr<Drafter> drafter,
     finish_reason_ = FinishReason::kLength;
     return;
   }
+  const DrafterLease lease(*drafter_, serial_, /*begins=*/true);
   drafter_->begin(tokens_);
 }
 
@@ -76,7 +127,10 @@ std::size_t Session::plan_bytes() const {
 }
 
 int Session::plan(unsigned char* block, std::size_t block_size) {
-  if (finished()) throw std::logic_error("plan() after the request finished");
+  if (finished() || failed_) throw std::logic_error("plan() after the request ended");
+  if (reinterpret_cast<std::uintptr_t>(block) % alignof(std::uint64_t) != 0) {
+    throw InvalidArgument("block is not valid: allowed is memory aligned to 8 bytes.");
+  }
   if (block_size < plan_bytes()) {
     throw InvalidArgument::for_field("block_size", static_cast<long long>(block_size),
                                      "at least " + std::to_string(plan_bytes()) + " bytes");
@@ -84,8 +138,11 @@ int Session::plan(unsigned char* block, std::size_t block_size) {
   const int prefix_len = kv_len();
   // The row at depth k holds the token at position prefix_len + k, which must fit the context.
   const int max_depth = limits_.max_seq_len - 1 - prefix_len;
-  tree_.begin(tokens_.back(), max_nodes_, limits_.max_path, max_depth);
-  drafter_->propose(tokens_, tree_);
+  tree_.begin(tokens_.back(), max_nodes_, limits_.max_path, max_depth, limits_.vocab_size);
+  {
+    const DrafterLease lease(*drafter_, serial_, /*begins=*/false);
+    drafter_->propose(tokens_, tree_);
+  }
   bucket_ = bucket_for(tree_.size());
   pack_plan(tree_,
             {prefix_len, commit_src_, params_.temperature, params_.top_k, params_.top_p,
@@ -95,8 +152,12 @@ int Session::plan(unsigned char* block, std::size_t block_size) {
   return bucket_;
 }
 
-void Session::check_output(Span<const TokenId> output) const {
+void Session::require_planned() const {
   if (!planned_) throw std::logic_error("commit() without a plan()");
+}
+
+void Session::check_output(Span<const TokenId> output) const {
+  require_planned();
   const auto needed =
       static_cast<std::size_t>(tree_.size()) * static_cast<std::size_t>(1 + limits_.top_k);
   if (output.size() < needed) {
@@ -124,7 +185,13 @@ StepResult Session::commit_recursive(Span<const TokenId> output, Span<const doub
   PositionUniforms uniforms(params_.seed, kv_len());
   const TokenId last = verify_recursive(tree_.tokens(), tree_.parents(), probs, tree_.n_verify(),
                                         vocab, uniforms, path_);
-  return finish_step(output, last);
+  // The distributions of a row without finite logits mean nothing: its token says so (-1).
+  const auto finite = [&](NodeId row) {
+    return output[static_cast<std::size_t>(row * (1 + limits_.top_k))] >= 0;
+  };
+  const bool valid = finite(0) && std::all_of(path_.begin(), path_.end(), finite);
+  if (!valid) path_.clear();
+  return finish_step(output, valid ? last : kNoToken);
 }
 
 bool Session::emit(TokenId token) {
@@ -152,6 +219,7 @@ StepResult Session::finish_step(Span<const TokenId> output, TokenId last_token) 
   }
   const int accepted = static_cast<int>(commit_src_.size());
   if (open && last_token < 0) {
+    failed_ = true;
     throw NonFiniteLogits("step " + std::to_string(stats_.steps) +
                           ": the model's logits are not finite (NaN or infinity).");
   }
@@ -175,6 +243,7 @@ StepResult Session::finish_step(Span<const TokenId> output, TokenId last_token) 
 
   const Span<const TokenId> new_tokens(tokens_.data() + before, static_cast<std::size_t>(emitted));
   const Span<const NodeId> accepted_rows(path_.data(), static_cast<std::size_t>(accepted));
+  const DrafterLease lease(*drafter_, serial_, /*begins=*/false);
   drafter_->observe({&tree_, output, 1 + limits_.top_k, accepted_rows, new_tokens});
   return {new_tokens, accepted};
 }

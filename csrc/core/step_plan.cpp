@@ -42,11 +42,12 @@ PlanLayout PlanLayout::of(int n_bucket, int max_path) {
   return layout;
 }
 
-void TreeBuilder::begin(TokenId root, int max_nodes, int max_path, int max_depth) {
+void TreeBuilder::begin(TokenId root, int max_nodes, int max_path, int max_depth, int vocab_size) {
   if (max_nodes < 1 || max_nodes > kMaxTreeNodes) {
     throw InvalidArgument::for_field("max_nodes", max_nodes, "an integer from 1 to 256");
   }
   max_nodes_ = max_nodes;
+  vocab_size_ = vocab_size;
   max_depth_ = std::min(max_path, max_depth);
   tokens_.assign(1, root);
   parents_.assign(1, kNoNode);
@@ -61,7 +62,12 @@ NodeId TreeBuilder::add(NodeId parent, TokenId token) {
     throw InvalidArgument::for_field("parent", parent,
                                      "a row of this step, 0 to " + std::to_string(size() - 1));
   }
-  if (token < 0) throw InvalidArgument::for_field("token", token, "a token id >= 0");
+  if (token < 0 || (vocab_size_ > 0 && token >= vocab_size_)) {
+    throw InvalidArgument::for_field("token", token,
+                                     vocab_size_ > 0
+                                         ? "a token id from 0 to " + std::to_string(vocab_size_ - 1)
+                                         : "a token id >= 0");
+  }
   const auto p = static_cast<std::size_t>(parent);
   if (size() == max_nodes_ || depths_[p] >= max_depth_) return kNoNode;
   const NodeId row = size();

@@ -26,7 +26,7 @@ struct Run {
 
 Run decode(std::vector<TokenId> prompt, std::shared_ptr<ptd::Drafter> drafter,
            ptd::SessionParams params, int max_seq_len, std::vector<int> buckets = {}) {
-  Session session(prompt, drafter, params, {max_seq_len, 64, 0, buckets});
+  Session session(prompt, drafter, params, {max_seq_len, 64, 0, ptd::kMaxTreeNodes, 37, buckets});
   std::vector<std::uint64_t> block(session.plan_bytes() / sizeof(std::uint64_t));
   while (!session.finished()) {
     const int bucket = session.plan(reinterpret_cast<unsigned char*>(block.data()),
@@ -112,7 +112,7 @@ void stops_and_limits_cut_exactly() {
 
 void missing_prediction_fails_the_request_only() {
   auto drafter = plain();
-  Session session({1, 2}, drafter, {}, {100, 64, 0, {}});
+  Session session({1, 2}, drafter, {}, {100, 64, 0, ptd::kMaxTreeNodes, 0, {}});
   std::vector<std::uint64_t> block(session.plan_bytes() / sizeof(std::uint64_t));
   session.plan(reinterpret_cast<unsigned char*>(block.data()), session.plan_bytes());
   const std::vector<TokenId> not_finite = {-1};

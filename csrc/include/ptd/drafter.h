@@ -2,6 +2,8 @@
 // sees nor alters acceptance: so every drafter is lossless by construction.
 #pragma once
 
+#include <atomic>
+
 #include "ptd/step_plan.h"
 #include "ptd/types.h"
 
@@ -23,8 +25,13 @@ struct StepOutcome {
   TokenId next_token(NodeId row) const { return outputs[static_cast<std::size_t>(row * stride)]; }
 };
 
+// A drafter serves one session at a time: beginning a session takes it over from the one before,
+// whose next plan() or commit() then throws std::logic_error. So does a call from a second thread.
 class Drafter {
  public:
+  Drafter() = default;
+  Drafter(const Drafter&) = delete;
+  Drafter& operator=(const Drafter&) = delete;
   virtual ~Drafter() = default;
   virtual DrafterNeeds needs() const = 0;
   // A new request: forget the last one.
@@ -32,6 +39,11 @@ class Drafter {
   // `committed` = prompt and output so far; its last token is the tree's root.
   virtual void propose(Span<const TokenId> committed, TreeBuilder& tree) = 0;
   virtual void observe(const StepOutcome& outcome) = 0;
+
+ private:
+  friend class DrafterLease;
+  std::atomic<bool> in_use_{false};
+  std::uint64_t owner_ = 0;  // serial number of the session that began last
 };
 
 // Plain decoding: the root alone.

@@ -28,6 +28,8 @@ struct SessionLimits {
   int max_seq_len = 0;            // prompt and output together
   int max_path = 64;              // deepest row of a tree; sizes commit_src
   int top_k = 0;                  // successors a row in the output block (>= the drafter's needs)
+  int max_nodes = kMaxTreeNodes;  // rows the caller has room for, root included (1..256)
+  int vocab_size = 0;             // a drafter's token must be below it; 0 = unchecked
   std::vector<int> node_buckets;  // ascending row counts a step is padded to; empty = exact
 };
 
@@ -50,7 +52,8 @@ struct StepResult {
 
 class Session {
  public:
-  // Throws InvalidArgument for an empty prompt, a prompt that fills the context, or bad parameters.
+  // Throws InvalidArgument for an empty prompt, a prompt that fills the context, limits out of
+  // range or a drafter that asks for more than they allow.
   Session(std::vector<TokenId> prompt, std::shared_ptr<Drafter> drafter, SessionParams params,
           SessionLimits limits);
 
@@ -80,6 +83,7 @@ class Session {
   void check_output(Span<const TokenId> output) const;
   int bucket_for(int n_nodes) const;
   bool emit(TokenId token);
+  void require_planned() const;
 
   std::shared_ptr<Drafter> drafter_;
   SessionParams params_;
@@ -89,6 +93,8 @@ class Session {
   std::vector<TokenId> tokens_;
   TreeBuilder tree_;
   bool planned_ = false;
+  bool failed_ = false;
+  std::uint64_t serial_;  // names this session to its drafter
   int bucket_ = 0;
   std::vector<NodeId> path_;
   std::vector<std::int32_t> commit_src_;

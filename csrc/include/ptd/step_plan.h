@@ -55,8 +55,9 @@ struct PlanLayout {
 class TreeBuilder {
  public:
   // max_nodes: rows of the step, root included (1..256). max_path: deepest node. Rows whose depth
-  // would pass max_depth (the context limit) are refused.
-  void begin(TokenId root, int max_nodes, int max_path, int max_depth);
+  // would pass max_depth (the context limit) are refused. Tokens must be below vocab_size (0 =
+  // unchecked): a model has no embedding for another.
+  void begin(TokenId root, int max_nodes, int max_path, int max_depth, int vocab_size = 0);
 
   // A new row below `parent` (0 is the root), or kNoNode when the step is full or the row too deep.
   // Candidates come before drafts: once a draft row stands, add_candidate throws.
@@ -83,6 +84,7 @@ class TreeBuilder {
   int n_verify_ = 0;
   int max_nodes_ = 0;
   int max_depth_ = 0;
+  int vocab_size_ = 0;
 };
 
 // What a step needs besides its tree.
