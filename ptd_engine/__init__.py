@@ -8,6 +8,8 @@ print(llm.generate("The sky is", SamplingParams(max_new_tokens=32)).text)
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ptd_engine.config import PTDConfig, SamplingParams
@@ -22,6 +24,12 @@ from ptd_engine.errors import (
 
 if TYPE_CHECKING:
     from ptd_engine.llm import LLM
+
+if find_spec("ptd_engine._core") is None:
+    raise ImportError(
+        f"The C++ core of ptd_engine is not compiled in {Path(__file__).parent}. In a source tree run "
+        "`make install` or `pip install -e .`; to use an installed package, start Python elsewhere."
+    )
 
 __version__ = "0.1.0"
 

@@ -119,9 +119,9 @@ class StepOutcome:
 class Drafter:
     """Subclass it: needs(), begin(prompt), propose(committed, tree), observe(outcome).
 
-    Serves one session at a time. `tree.add_candidate(parent, token)` and `tree.add_draft` return the
-    new row, or -1 where the step is full or the row too deep; -1 is no valid parent. What is added
-    to `tree` after propose() has returned is ignored.
+    Serves one session at a time. `tree.add_candidate(parent, token)` and `tree.add_draft` return
+    the new row, or -1 where the step is full or the row too deep; -1 is no valid parent. What is
+    added to `tree` after propose() has returned is ignored.
     """
 
     def __init__(self) -> None: ...

@@ -5,6 +5,7 @@ One engine serves one request at a time (batch 1 is the point); requests of othe
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 from ptd_engine import _core
 from ptd_engine.config import SamplingParams
-from ptd_engine.errors import EngineError, PromptError
+from ptd_engine.errors import ConfigError, EngineError, PromptError
 from ptd_engine.metrics import GenerationStats
 from ptd_engine.outputs import FinishReason
 from ptd_engine.runner import Runner
@@ -66,7 +67,8 @@ class Engine:
                 "Shorten the prompt or load the model with a larger max_seq_len."
             )
         for index, token in enumerate(prompt):
-            if isinstance(token, bool) or not isinstance(token, int):
+            # numpy's integers count as integers, bool and float do not.
+            if isinstance(token, bool) or not hasattr(token, "__index__"):
                 raise PromptError.for_field(f"prompt[{index}]", token, "an integer token id")
             if not 0 <= token < self.vocab_size:
                 raise PromptError.for_field(
@@ -80,7 +82,9 @@ class Engine:
             PromptError: the prompt is empty, too long or holds ids outside the vocabulary.
         """
         self.check_prompt(prompt)
-        return Generation(self, list(prompt), params)
+        if not isinstance(params, SamplingParams):
+            raise ConfigError.for_field("params", params, "a SamplingParams object")
+        return Generation(self, [int(token) for token in prompt], params)
 
 
 class Generation:
@@ -95,7 +99,6 @@ class Generation:
         self._params = params
         self._session: _core.Session | None = None
         self._times = {"plan_time_s": 0.0, "forward_time_s": 0.0, "commit_time_s": 0.0}
-        self._start = time.perf_counter()
         self._first_token_s = 0.0
         self._total_s = 0.0
         self._steps = self._run()
@@ -156,20 +159,26 @@ class Generation:
             stop_ids=stop_ids,
             max_path=runner.max_path,
             output_top_k=runner.top_k,
+            max_nodes=runner.max_nodes,
+            vocab_size=engine.vocab_size,
             node_buckets=runner.node_buckets,
         )
 
     def _run(self) -> Generator[StepTokens, None, None]:
-        with self._engine._gate:
-            self._start = time.perf_counter()
+        gate = self._engine._gate
+        with gate:
+            start = time.perf_counter()
             session = self._session = self._make_session()
             if not session.finished:
                 self._engine.runner.prefill(self._prompt[:-1], prompt_len=len(self._prompt))
             while not session.finished:
                 step = self._step(session)
-                self._total_s = time.perf_counter() - self._start
+                # What the consumer does between two steps is not the engine's time.
+                self._total_s += time.perf_counter() - start
                 self._first_token_s = self._first_token_s or self._total_s
                 yield step
+                gate.taken_by_this_thread()
+                start = time.perf_counter()
 
     def _step(self, session: _core.Session) -> StepTokens:
         runner, times = self._engine.runner, self._times
@@ -202,8 +211,14 @@ class _Gate:
         self._lock = threading.Lock()
         self._owner: int | None = None
 
+    def taken_by_this_thread(self) -> None:
+        """Note who reads the stream now: it may have moved to another thread."""
+        self._owner = threading.get_ident()
+
     def __enter__(self) -> None:
         me = threading.get_ident()
+        if self._owner == me and self._lock.locked():
+            gc.collect()  # a stream that was dropped may still be held by a reference cycle
         if self._owner == me and self._lock.locked():
             raise EngineError(
                 "The engine is busy with another generation of this thread (a stream that is not "

@@ -13,10 +13,11 @@ import torch
 from ptd_engine import _core, hub, text
 from ptd_engine.checkpoint import open_checkpoint
 from ptd_engine.config import MAX_TREE_NODES, SamplingParams
-from ptd_engine.drafters import DrafterSpec, make_drafter
-from ptd_engine.engine import Engine
+from ptd_engine.drafters import DrafterSpec, make_drafter, resolve
+from ptd_engine.engine import Engine, Generation
 from ptd_engine.errors import ConfigError, PromptError, UnavailableError
-from ptd_engine.model import CausalLM, load_model
+from ptd_engine.model import CausalLM, ModelConfig, load_model
+from ptd_engine.model.config import MAX_CONTEXT
 from ptd_engine.outputs import Chunk, GenerationOutput, Usage
 from ptd_engine.runner import EagerRunner
 
@@ -69,9 +70,12 @@ class LLM:
             UnavailableError: a device or backend that is not here.
         """
         target = resolve_device(device)
+        resolve(drafter, target.type)
         path = hub.resolve_model(model)
-        config_max = _context_of(open_checkpoint(path).config)
-        length = min(config_max, DEFAULT_MAX_SEQ_LEN) if max_seq_len is None else max_seq_len
+        length = max_seq_len
+        if length is None:
+            config = ModelConfig.from_hf(open_checkpoint(path).config)
+            length = min(config.max_position_embeddings, DEFAULT_MAX_SEQ_LEN)
         _check_max_seq_len(length)
         tokenizer = text.load_tokenizer(path)
         loaded = load_model(path, dtype=dtype, device=target, kernels=kernels, max_seq_len=length)
@@ -90,11 +94,10 @@ class LLM:
         _check_max_seq_len(max_seq_len)
         eos_ids = tuple(sorted({*model.config.eos_token_ids, *tokenizer.eos_token_ids}))
         made = make_drafter(drafter, device_type=model.device.type, eos_ids=eos_ids)
+        needs = made.needs()
+        _check_needs(needs, model.config.vocab_size)
         runner = EagerRunner(
-            model,
-            max_seq_len=max_seq_len,
-            max_nodes=_rows_of(made.needs()),
-            top_k=made.needs().top_k,
+            model, max_seq_len=max_seq_len, max_nodes=1 + needs.max_nodes, top_k=needs.top_k
         )
         engine = Engine(
             runner,
@@ -115,9 +118,12 @@ class LLM:
         """Token ids of a prompt: a text (with the model's special tokens) or ids as they are."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+        if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Sequence):
             raise PromptError.for_field(
-                "prompt", prompt, "a string or a list of token ids", "Decode bytes to text first."
+                "prompt",
+                prompt,
+                "a string or a list of token ids",
+                "Decode bytes to text; take .tolist() of an array.",
             )
         return [*prompt]
 
@@ -162,11 +168,9 @@ class LLM:
 
     def _stream(self, ids: list[int], params: SamplingParams) -> Generator[Chunk, None, None]:
         # Not a generator itself: a bad prompt shall fail at the call, not at the first chunk.
-        self.engine.check_prompt(ids)
-        return self._chunks(ids, params)
+        return self._chunks(ids, self.engine.generate(ids, params))
 
-    def _chunks(self, ids: list[int], params: SamplingParams) -> Generator[Chunk, None, None]:
-        generation = self.engine.generate(ids, params)
+    def _chunks(self, ids: list[int], generation: Generation) -> Generator[Chunk, None, None]:
         decoder = self.tokenizer.decode_stream()
         pieces: list[str] = []
         try:
@@ -234,24 +238,23 @@ def check_messages(messages: object) -> None:
                 )
 
 
-def _context_of(config: Mapping[str, object]) -> int:
-    value = config.get("max_position_embeddings")
-    return value if isinstance(value, int) and value > 1 else DEFAULT_MAX_SEQ_LEN
-
-
 def _check_max_seq_len(value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 2:
+    ok = isinstance(value, int) and not isinstance(value, bool)
+    if not ok or not 2 <= value <= MAX_CONTEXT:  # type: ignore[operator]
         raise ConfigError.for_field(
-            "max_seq_len", value, "an integer >= 2 (one prompt token and one output token)"
+            "max_seq_len",
+            value,
+            f"an integer from 2 (one prompt token and one output token) to {MAX_CONTEXT}",
         )
 
 
-def _rows_of(needs: _core.DrafterNeeds) -> int:
-    if not 0 <= needs.max_nodes < MAX_TREE_NODES:
-        raise ConfigError.for_field(
-            "drafter.needs().max_nodes", needs.max_nodes, f"0 to {MAX_TREE_NODES - 1}"
-        )
-    return 1 + needs.max_nodes
+def _check_needs(needs: _core.DrafterNeeds, vocab_size: int) -> None:
+    for field, value, most in (
+        ("max_nodes", needs.max_nodes, MAX_TREE_NODES - 1),
+        ("top_k", needs.top_k, vocab_size - 1),
+    ):
+        if not 0 <= value <= most:
+            raise ConfigError.for_field(f"drafter.needs().{field}", value, f"0 to {most}")
 
 
 def _last_output(chunks: Iterable[Chunk]) -> GenerationOutput:

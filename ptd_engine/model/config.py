@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ptd_engine.errors import CheckpointError, ConfigError
@@ -112,7 +112,7 @@ class ModelConfig:
             else None.
         qkv_bias, o_bias, mlp_bias: which projections carry a bias.
         qk_norm: queries and keys are normalised per head before the rotation.
-        eos_token_ids: of the config alone; the caller adds those of generation_config and
+        eos_token_ids: of the config; `load_model` adds those of generation_config, `LLM` those of
             tokenizer.
         dtype_name: of the stored weights according to the config, or None.
         Others: as their Hugging Face namesakes.
@@ -195,6 +195,15 @@ class ModelConfig:
             eos_token_ids=eos_ids_of(config.get("eos_token_id"), "eos_token_id"),
             dtype_name=_dtype_name(config),
         )
+
+    def with_eos(self, value: object, field: str) -> ModelConfig:
+        """Add end-of-sequence ids of another source (an id, a list or None); `field` names it.
+
+        Raises:
+            CheckpointError: not token ids.
+        """
+        ids = {*self.eos_token_ids, *eos_ids_of(value, field)}
+        return replace(self, eos_token_ids=tuple(sorted(ids)))
 
     def check_context(self, max_seq_len: int) -> None:
         """Refuse a context in which a sliding window would come into force: it is not implemented.

@@ -12,6 +12,7 @@ a prompt of length L with the frequencies for L, and each later token at positio
 
 from __future__ import annotations
 
+from copy import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,6 +96,15 @@ class RopeTable:
         self._prepared_len = 0
         self._device = torch.device(device)
         self.cos_sin: Tensor = self._rows(max_positions, 0)
+
+    def for_one_sequence(self) -> RopeTable:
+        """A table that `prepare` may change without another sequence seeing it: this one, unless
+        "dynamic"."""
+        if not self._dynamic:
+            return self
+        own = copy(self)
+        own.cos_sin = self.cos_sin.clone()
+        return own
 
     def prepare(self, prompt_len: int) -> None:
         """Make the table right for a text whose prompt has `prompt_len` tokens. Cheap unless

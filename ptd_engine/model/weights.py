@@ -53,7 +53,9 @@ def load_model(
     """
     device = torch.device(device)
     checkpoint = open_checkpoint(Path(path))
-    config = ModelConfig.from_hf(checkpoint.config)
+    config = ModelConfig.from_hf(checkpoint.config).with_eos(
+        checkpoint.generation_config.get("eos_token_id"), "generation_config.json: eos_token_id"
+    )
     limit = config.max_position_embeddings if max_seq_len is None else max_seq_len
     config.check_context(limit)
     target = resolve_dtype(dtype, checkpoint.dtype_name, device)

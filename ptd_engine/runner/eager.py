@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +26,11 @@ class Runner(Protocol):
     @property
     def max_path(self) -> int:
         """Longest accepted path of a step."""
+        ...
+
+    @property
+    def max_nodes(self) -> int:
+        """Rows of the largest step there is room for."""
         ...
 
     @property
@@ -102,7 +108,9 @@ class EagerRunner:
                 "Load the model with the longer context.",
             )
         config, device = model.config, model.device
-        self.model = model
+        # Rope types that depend on the prompt rewrite their table: every runner has its own.
+        self.model = replace(model, rope=model.rope.for_one_sequence())
+        self.max_nodes: int = rows
         self.max_path: int = max_path
         self.top_k: int = top_k
         self.node_buckets: Sequence[int] = tuple(node_buckets)

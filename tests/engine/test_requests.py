@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from engine.conftest import CONTEXT, finish, make_engine
 
-from ptd_engine import ConfigError, EngineError, PromptError, SamplingParams, _core
-from ptd_engine.model import CausalLM
+from ptd_engine import (
+    CheckpointError,
+    ConfigError,
+    EngineError,
+    PromptError,
+    SamplingParams,
+    _core,
+)
+from ptd_engine.model import CausalLM, load_model
+from ptd_engine.testing import tiny
 
 A, B = [5, 9, 11, 3, 9, 11, 3, 9], [60, 61, 62]
 PARAMS = SamplingParams(max_new_tokens=50)
@@ -183,3 +194,122 @@ def test_a_drafter_that_raises_fails_the_request_only(tiny_llama: CausalLM) -> N
 def test_a_runner_too_small_for_the_context_is_refused(tiny_llama: CausalLM) -> None:
     with pytest.raises(ConfigError, match=f"max_seq_len={CONTEXT + 1}"):
         make_engine(tiny_llama, max_seq_len=CONTEXT + 1)
+
+
+def test_end_of_sequence_ids_are_the_union_of_the_sources(
+    tiny_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    directory = shutil.copytree(tiny_dir("llama3"), tmp_path / "model")
+    settings = directory / "generation_config.json"
+    settings.write_text('{"eos_token_id": [2, 96]}')
+    assert load_model(directory).config.eos_token_ids == (2, 96)
+    settings.write_text('{"eos_token_id": "x"}')
+    with pytest.raises(CheckpointError, match=r"generation_config\.json"):
+        load_model(directory)
+
+
+def test_engines_over_one_model_do_not_share_a_dynamic_rotary_table(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    built = tiny.build("llama3", seed=5, rope_parameters=rope, max_position_embeddings=32)
+    model = load_model(tiny.save(built, tmp_path / "model"), dtype="float32", max_seq_len=CONTEXT)
+    expected = finish(make_engine(model), A * 5, PARAMS).token_ids
+    stream = make_engine(model).generate(A * 5, PARAMS)
+    tokens = next(stream).token_ids
+    finish(make_engine(model, "none"), B * 33, SamplingParams(max_new_tokens=4))
+    tokens = tokens + [token for step in stream for token in step.token_ids]
+    assert tokens == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_non_finite_logits_fail_the_recursive_walk(
+    tiny_llama: CausalLM, temperature: float
+) -> None:
+    norm = tiny_llama.weights.norm
+    saved = norm.clone()
+    params = SamplingParams(temperature=temperature, verification="recursive")
+    try:
+        norm[3] = float("nan")
+        with pytest.raises(EngineError, match="not finite"):
+            finish(make_engine(tiny_llama), A, params)
+    finally:
+        norm.copy_(saved)
+
+
+def test_one_drafter_in_two_engines_is_refused_not_shared(tiny_llama: CausalLM) -> None:
+    drafter = _core.PTDDrafter()
+    first, second = make_engine(tiny_llama, drafter), make_engine(tiny_llama, drafter)
+    stream = first.generate(A, PARAMS)
+    next(stream)
+    expected = finish(second, B, PARAMS).token_ids
+    with pytest.raises(RuntimeError, match="each session its own drafter"):
+        next(stream)
+    assert finish(first, B, PARAMS).token_ids == expected
+
+
+class Keeper(_core.Drafter):
+    """Keeps what it is handed, and proposes `token` below the root."""
+
+    def __init__(self, token: int) -> None:
+        super().__init__()
+        self.token = token
+        self.trees: list[_core.TreeBuilder] = []
+        self.outcomes: list[_core.StepOutcome] = []
+
+    def needs(self) -> _core.DrafterNeeds:
+        return _core.DrafterNeeds(max_nodes=2)
+
+    def begin(self, prompt: list[int]) -> None:
+        pass
+
+    def propose(self, committed: list[int], tree: _core.TreeBuilder) -> None:
+        tree.add_candidate(0, self.token)
+        self.trees.append(tree)
+
+    def observe(self, outcome: _core.StepOutcome) -> None:
+        self.trees[-1].add_candidate(0, 7)  # too late: changes the drafter's copy only
+        self.outcomes.append(outcome)
+
+
+def test_a_drafter_may_keep_what_it_was_handed(tiny_llama: CausalLM) -> None:
+    keeper = Keeper(9)
+    expected = finish(make_engine(tiny_llama, "none"), A, PARAMS).token_ids
+    assert finish(make_engine(tiny_llama, keeper), A, PARAMS).token_ids == expected
+    assert all(tree.tokens[1:] == [9, 7] for tree in keeper.trees)
+    assert all(o.outputs.shape == (len(o.tree), 1) for o in keeper.outcomes)
+    assert [t for o in keeper.outcomes for t in o.new_tokens] == expected
+
+
+def test_a_drafted_token_outside_the_vocabulary_is_named(tiny_llama: CausalLM) -> None:
+    engine = make_engine(tiny_llama, Keeper(97))
+    with pytest.raises(ValueError, match="token=97 is not valid"):
+        finish(engine, A, PARAMS)
+
+
+def test_a_stream_in_a_reference_cycle_is_collected(tiny_llama: CausalLM) -> None:
+    engine = make_engine(tiny_llama)
+    holder: list[object] = []
+    stream = engine.generate(A, PARAMS)
+    next(stream)
+    holder += [stream, holder]
+    del stream, holder
+    assert len(finish(engine, B, PARAMS).token_ids) == 50
+
+
+def test_a_stream_that_moved_to_another_thread_is_known_there(tiny_llama: CausalLM) -> None:
+    engine = make_engine(tiny_llama)
+    stream = engine.generate(A, PARAMS)
+    next(stream)
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        next(stream)
+        try:
+            next(engine.generate(B, PARAMS))
+        except EngineError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(timeout=30)
+    assert len(raised) == 1
+    stream.close()
