@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 if find_spec("ptd_engine._core") is None:
     raise ImportError(
-        f"The C++ core of ptd_engine is not compiled in {Path(__file__).parent}. In a source tree run "
-        "`make install` or `pip install -e .`; to use an installed package, start Python elsewhere."
+        f"The C++ core of ptd_engine is not compiled in {Path(__file__).parent}. In a source tree "
+        "run `make install` or `pip install -e .`; to use an installed package, start elsewhere."
     )
 
 __version__ = "0.1.0"

@@ -57,7 +57,7 @@ def demo(
     for side in (drafted, plain):  # first calls pay for lazy set-up: not measured
         side.generate(ids, SamplingParams(max_new_tokens=_WARM_UP_TOKENS))
 
-    typer.echo(f"Progressive Tree Drafting answers: {prompt}\n")
+    typer.echo(f"Prompt: {prompt}\n\nThe answer, with Progressive Tree Drafting:\n")
     start = time.perf_counter()
     ptd_runs = [write_stream(drafted.stream(ids, params))]
     typer.echo("\nPlain decoding answers the same prompt, one token a step ...")
