@@ -6,6 +6,7 @@ print(llm.generate("The sky is", SamplingParams(max_new_tokens=32)).text)
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Iterable, Mapping, Sequence
 
 import torch
@@ -24,6 +25,8 @@ from ptd_engine.runner import EagerRunner
 # Without max_seq_len the cache is made for the model's context, up to this many tokens: models that
 # state 128k would otherwise take gigabytes for a short chat.
 DEFAULT_MAX_SEQ_LEN = 8192
+
+_log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, str]
@@ -72,11 +75,16 @@ class LLM:
         target = resolve_device(device)
         resolve(drafter, target.type)
         path = hub.resolve_model(model)
-        length = max_seq_len
-        if length is None:
-            config = ModelConfig.from_hf(open_checkpoint(path).config)
-            length = min(config.max_position_embeddings, DEFAULT_MAX_SEQ_LEN)
+        trained = ModelConfig.from_hf(open_checkpoint(path).config).max_position_embeddings
+        length = min(trained, DEFAULT_MAX_SEQ_LEN) if max_seq_len is None else max_seq_len
         _check_max_seq_len(length)
+        if length > trained:
+            _log.warning(
+                "max_seq_len=%d exceeds the %d positions this model was made for: text beyond them "
+                "may be of poor quality.",
+                length,
+                trained,
+            )
         tokenizer = text.load_tokenizer(path)
         loaded = load_model(path, dtype=dtype, device=target, kernels=kernels, max_seq_len=length)
         return cls.from_model(loaded, tokenizer, max_seq_len=length, drafter=drafter)

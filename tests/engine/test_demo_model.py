@@ -71,3 +71,10 @@ def test_api_text_streams_and_chats(demo_model: CausalLM, demo_tokenizer: text.T
     assert final.usage.completion_tokens == len(answer.token_ids) == final.stats.tokens
     plain = llm.with_drafter("none").generate("The sky is", SamplingParams(max_new_tokens=12))
     assert plain.text == llm.generate("The sky is", SamplingParams(max_new_tokens=12)).text
+
+
+def test_a_context_beyond_the_models_own_is_warned_about(
+    demo_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    LLM.from_pretrained(str(demo_path), max_seq_len=8200)
+    assert "max_seq_len=8200 exceeds the 8192 positions" in caplog.text
