@@ -72,7 +72,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 @pytest.fixture
 def broken_runner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel fault: with more rows than plain decoding has (one and its padding) the root's token is off by one."""
+    """A kernel fault: beyond plain decoding's rows (one and its padding) the root is off by one."""
     wait = EagerRunner.wait
 
     def faulty(self: EagerRunner) -> Any:

@@ -335,7 +335,9 @@ def test_unsupported_configs_say_why(llama: Path, changes: dict[str, Any], messa
 
 
 @pytest.mark.parametrize(("value", "ids"), [(2, (2,)), ([5, 6], (2, 5, 6)), (None, (2,))])
-def test_eos_ids_join_those_of_generation_config(llama: Path, value: Any, ids: tuple[int, ...]) -> None:
+def test_eos_ids_join_those_of_generation_config(
+    llama: Path, value: Any, ids: tuple[int, ...]
+) -> None:
     edit_config(llama, eos_token_id=value)
     assert load_model(llama).config.eos_token_ids == ids
 
