@@ -85,7 +85,7 @@ class SamplingParams:
         top_p: keep the smallest set of most likely tokens with at least this mass; 1 is off.
         min_p: keep tokens at least this fraction as likely as the likeliest; 0 is off.
         seed: the random numbers are a function of (seed, absolute position) alone, so speculative
-            and plain sampling agree token for token.
+            and plain sampling agree token for token wherever the backend rounds a row alike.
         stop_token_ids: more token ids that end the output (the id itself is kept), besides the
             model's end-of-sequence ids.
         ignore_eos: the model's end-of-sequence ids do not stop; `stop_token_ids` still do.
