@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -81,17 +82,33 @@ def test_ctrl_c_during_imports_ends_quietly(module: str) -> None:
     assert (done.returncode, done.stderr) == (130, "\ninterrupted\n")
 
 
-def test_the_module_runs_and_a_signal_ends_it(chat_model: str) -> None:
+def read_until(pipe: int, ending: bytes, timeout: float) -> bytes:
+    """What arrives on a pipe up to `ending`, or up to the timeout."""
+    seen, deadline = b"", time.monotonic() + timeout
+    while not seen.endswith(ending):
+        ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready or not (byte := os.read(pipe, 1)):
+            break
+        seen += byte
+    return seen
+
+
+def test_ctrl_c_at_the_prompt_explains_and_goes_on(chat_model: str) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "ptd_engine.cli", "chat", chat_model],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
         env={**os.environ, "PYTHONUNBUFFERED": "1"}, cwd=Path(ptd_engine.__file__).parents[1],
     )  # fmt: skip
-    assert process.stdin is not None and process.stdout is not None
-    assert "/reset" in process.stdout.readline()  # loaded: the prompt comes next
-    time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
-    out, errors = process.communicate("/exit\n", timeout=20)
+    assert process.stdout is not None
+    pipe = process.stdout.fileno()
+    assert read_until(pipe, b"> ", 120).endswith(b"> ")  # only now is the program listening
+    answer = b""
+    for _ in range(5):
+        # Python's input() drops an interrupt that falls into its own flush: then press again.
+        process.send_signal(signal.SIGINT)
+        answer = read_until(pipe, b"> ", 5)
+        if answer:
+            break
+    assert answer == b"\n(Ctrl-D or /exit leaves)\n> "
+    _, errors = process.communicate(b"/exit\n", timeout=60)
     assert process.returncode == 0, errors
-    assert "Ctrl-D or /exit leaves" in out
