@@ -75,8 +75,7 @@ class EagerRunner:
     Attributes:
         max_path: longest accepted path of a step.
         top_k: successor ids a row in the output.
-        node_buckets: row counts that a step is padded to; on a CPU, where padding costs time, every
-            count is one (but see `_default_buckets`).
+        node_buckets: row counts that a step is padded to; empty: exact.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class EagerRunner:
         max_nodes: int,
         max_path: int = 64,
         top_k: int = 0,
-        node_buckets: Sequence[int] | None = None,
+        node_buckets: Sequence[int] = (),
         prefill_chunk: int = PREFILL_CHUNK,
     ) -> None:
         """Allocate everything a generation needs.
@@ -96,14 +95,12 @@ class EagerRunner:
             model: the loaded model; its rotary table must cover `max_seq_len`.
             max_seq_len: prompt and output together.
             max_nodes: rows of the largest step, root included.
-            node_buckets: row counts that a step is padded to; empty: exact; None: what suits the
-                model's device and dtype.
+            node_buckets: row counts that a step is padded to; empty: a step has exactly its rows,
+                which suits a CPU, where padding costs time.
 
         Raises:
             ConfigError: the cache does not fit, or the rotary table is too short.
         """
-        if node_buckets is None:
-            node_buckets = _default_buckets(model, max_nodes)
         rows = max([max_nodes, *node_buckets])
         if model.rope.cos_sin.shape[0] < max_seq_len:
             raise ConfigError.for_field(
@@ -224,14 +221,6 @@ class EagerRunner:
         """Difference of the two largest logits of a row of the last step (for reports)."""
         best = self._logits[row].float().topk(2).values
         return float(best[0] - best[1])
-
-
-def _default_buckets(model: CausalLM, max_nodes: int) -> Sequence[int]:
-    # oneDNN multiplies a single float32 row in another order than two or more (which agree with
-    # each other bit for bit). One padding row keeps plain and speculative steps on the same side.
-    if model.device.type == "cpu" and model.dtype == torch.float32:
-        return range(2, max(2, max_nodes) + 1)
-    return ()
 
 
 def _select_mode(flags: int) -> SelectMode:

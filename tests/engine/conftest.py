@@ -40,7 +40,7 @@ def make_engine(
     *,
     max_seq_len: int = CONTEXT,
     eos: Sequence[int] = (),
-    node_buckets: Sequence[int] | None = None,
+    node_buckets: Sequence[int] = (),
     prefill_chunk: int = 512,
 ) -> Engine:
     made = make_drafter(drafter, device_type="cpu", eos_ids=eos)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +7,6 @@ import pytest
 from ptd_engine.config import PTDConfig, SamplingParams
 from ptd_engine.drafters import make_drafter
 from ptd_engine.errors import ConfigError
-from ptd_engine.model import load_model
-from ptd_engine.runner import EagerRunner
 
 NAN, INF = float("nan"), float("inf")
 
@@ -81,12 +77,3 @@ def test_unknown_drafter_lists_the_known() -> None:
 def test_ptd_means_the_papers_tree_on_a_gpu() -> None:
     assert make_drafter("ptd", device_type="cuda").needs().max_nodes == 96 + 60
     assert make_drafter("ptd", device_type="cpu").needs().max_nodes < 40
-
-
-def test_float32_steps_on_a_cpu_have_at_least_two_rows(tiny_dir: Callable[[str], Path]) -> None:
-    single = load_model(tiny_dir("llama3"), dtype="float32", max_seq_len=32)
-    half = load_model(tiny_dir("llama3"), dtype="bfloat16", max_seq_len=32)
-    for max_nodes, buckets in ((1, [2]), (4, [2, 3, 4])):
-        runner = EagerRunner(single, max_seq_len=32, max_nodes=max_nodes)
-        assert list(runner.node_buckets) == buckets
-        assert not EagerRunner(half, max_seq_len=32, max_nodes=max_nodes).node_buckets
