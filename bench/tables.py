@@ -201,7 +201,7 @@ BLOCKS = (
     Block(
         "docs/lossless.md",
         "verify",
-        ["verify_greedy.json", "verify_sampled_chat_math.json", "verify_sampled_code.json"],
+        ["verify_greedy.json", "verify_sampled.json"],
         render_verified,
     ),
 )
