@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ptd_engine.errors import CheckpointError, ConfigError
 from ptd_engine.model.fields import flag, integer, number, strings
+from ptd_engine.model.rope_config import RopeConfig
 
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3"]
 
@@ -18,16 +19,11 @@ _ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3ForCausalLM": "qwen3",
 }
 _MODEL_TYPES: dict[str, Architecture] = {name: name for name in _ARCHITECTURES.values()}
-ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 # The values these families' configuration classes in transformers take for keys a config leaves
 # out.
 _DEFAULT_KV_HEADS: dict[str, int] = {"mistral": 8, "qwen2": 32, "qwen3": 32}
 _DEFAULT_WINDOW = 4096
 _DEFAULT_MAX_WINDOW_LAYERS = 28
-_DEFAULT_ROPE_THETA = 10000.0
-# Parameters of the scaled rope types; of some, 0 means that the type's own default is taken.
-_ROPE_ABOVE_ZERO = ("factor", "low_freq_factor", "high_freq_factor", "attention_factor")
-_ROPE_FROM_ZERO = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 # Longer than any model's context; below it, sizes of caches and tables stay far from overflow.
 MAX_CONTEXT = 2**24
 _REQUIRED = (
@@ -38,69 +34,6 @@ _REQUIRED = (
     "num_attention_heads",
     "max_position_embeddings",
 )
-
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """Rotary embedding parameters.
-
-    Attributes:
-        rope_type: one of ROPE_TYPES.
-        theta: base of the geometric series of wavelengths.
-        params: the parameters of the type under their Hugging Face names (factor, ...).
-        original_max: context length of pre-training (for "dynamic": max_position_embeddings).
-    """
-
-    rope_type: str
-    theta: float
-    params: Mapping[str, Any] = field(default_factory=dict)
-    original_max: int = 0
-
-    @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> RopeConfig:
-        """Read `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta`.
-
-        Raises:
-            CheckpointError: an unknown rope type, a partial rotary factor, a parameter that is no
-                number or out of range, or parameters that are not one flat dict.
-        """
-        params: dict[str, Any] = {}
-        for key in ("rope_parameters", "rope_scaling"):  # the later one wins, as in transformers
-            value = config.get(key)
-            if value is None:
-                continue
-            if not isinstance(value, Mapping) or any(
-                isinstance(v, Mapping) for v in value.values()
-            ):
-                raise CheckpointError.for_field(key, value, "one flat dict for all layers")
-            named = {"rope_type" if name == "type" else name: v for name, v in value.items()}
-            params.update({**named, "rope_type": value.get("rope_type") or named.get("rope_type")})
-        rope_type = params.pop("rope_type", None) or "default"
-        if rope_type not in ROPE_TYPES:
-            raise CheckpointError.for_field(
-                "rope_type",
-                rope_type,
-                f"one of {', '.join(ROPE_TYPES)}",
-                "This model is not supported.",
-            )
-        theta = number(_first("rope_theta", params, config), "rope_theta", _DEFAULT_ROPE_THETA)
-        partial = _first("partial_rotary_factor", params, config)
-        if number(partial, "partial_rotary_factor", 1.0, zero=True) != 1.0:
-            raise CheckpointError.for_field(
-                "partial_rotary_factor",
-                partial["partial_rotary_factor"],
-                "1.0",
-                "Partial rotary embeddings are not supported.",
-            )
-        for name in ("rope_theta", "partial_rotary_factor"):
-            params.pop(name, None)
-        _check_scaling(params)
-        longest = integer(config, "max_position_embeddings")
-        original = _first("original_max_position_embeddings", config, params)
-        trained = integer(original, "original_max_position_embeddings") if original else longest
-        if rope_type in ("yarn", "llama3"):
-            params["original_max_position_embeddings"] = trained
-        return cls(rope_type, theta, params, trained)
 
 
 @dataclass(frozen=True)
@@ -290,27 +223,6 @@ def eos_ids_of(value: object, field: str) -> tuple[int, ...]:
             )
         ids.append(token)
     return tuple(ids)
-
-
-def _first(key: str, *sources: Mapping[str, Any]) -> dict[str, Any]:
-    """{key: the value of the first source that has one}, or {}."""
-    for source in sources:
-        if source.get(key) is not None:
-            return {key: source[key]}
-    return {}
-
-
-def _check_scaling(params: Mapping[str, Any]) -> None:
-    """Refuse rope parameters that no rotation follows from; absent ones are the rope type's."""
-    for names, zero in ((_ROPE_ABOVE_ZERO, False), (_ROPE_FROM_ZERO, True)):
-        for name in names:
-            if params.get(name) is not None:
-                number(params, name, zero=zero)
-    low, high = params.get("low_freq_factor"), params.get("high_freq_factor")
-    if low is not None and high is not None and high <= low:
-        raise CheckpointError.for_field(
-            "high_freq_factor", high, f"a number above low_freq_factor={low}"
-        )
 
 
 def _dtype_name(config: Mapping[str, Any]) -> str | None:
