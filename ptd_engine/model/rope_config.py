@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ptd_engine.errors import CheckpointError
-from ptd_engine.model.fields import integer, number
+from ptd_engine.model.fields import flag, integer, number
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 # What these families' configuration classes in transformers take where a config has none.
 _DEFAULT_ROPE_THETA = 10000.0
 # Parameters of the scaled rope types; of some, 0 means that the type's own default is taken.
 _ROPE_ABOVE_ZERO = ("factor", "low_freq_factor", "high_freq_factor", "attention_factor")
+_OF_NO_TYPE = ("rope_theta", "partial_rotary_factor")
 _ROPE_FROM_ZERO = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 
 
@@ -38,20 +39,17 @@ class RopeConfig:
         """Read `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta`.
 
         Raises:
-            CheckpointError: an unknown rope type, a partial rotary factor, a parameter that is no
-                number or out of range, or parameters that are not one flat dict.
+            CheckpointError: an unknown rope type, a factor without a type, a partial rotary factor,
+                a parameter of a wrong type or out of range, or parameters that are not one flat
+                dict.
         """
         params: dict[str, Any] = {}
         for key in ("rope_parameters", "rope_scaling"):  # the later one wins, as in transformers
-            value = config.get(key)
-            if value is None:
-                continue
-            if not isinstance(value, Mapping) or any(
-                isinstance(v, Mapping) for v in value.values()
-            ):
-                raise CheckpointError.for_field(key, value, "one flat dict for all layers")
-            named = {"rope_type" if name == "type" else name: v for name, v in value.items()}
-            params.update({**named, "rope_type": value.get("rope_type") or named.get("rope_type")})
+            named = _one_dict(config, key)
+            if named.get("rope_type") is not None:
+                # Another type: of the former dict only what no type owns stays.
+                params = {name: params[name] for name in _OF_NO_TYPE if name in params}
+            params.update(named)
         rope_type = params.pop("rope_type", None) or "default"
         if rope_type not in ROPE_TYPES:
             raise CheckpointError.for_field(
@@ -69,7 +67,7 @@ class RopeConfig:
                 "1.0",
                 "Partial rotary embeddings are not supported.",
             )
-        for name in ("rope_theta", "partial_rotary_factor"):
+        for name in _OF_NO_TYPE:
             params.pop(name, None)
         _check_scaling(params)
         longest = integer(config, "max_position_embeddings")
@@ -78,6 +76,29 @@ class RopeConfig:
         if rope_type in ("yarn", "llama3"):
             params["original_max_position_embeddings"] = trained
         return cls(rope_type, theta, params, trained)
+
+
+def _one_dict(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """config[key] with its type under "rope_type", where it names one; null and absence give {}."""
+    value = config.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or any(isinstance(v, Mapping) for v in value.values()):
+        raise CheckpointError.for_field(key, value, "one flat dict for all layers")
+    named = {name: v for name, v in value.items() if name not in ("type", "rope_type")}
+    for name in _OF_NO_TYPE:
+        if named.get(name, 0) is None:  # null shall not hide a value at another place
+            del named[name]
+    if rope_type := value.get("rope_type") or value.get("type"):
+        return {**named, "rope_type": rope_type}
+    if named.get("factor") is not None:
+        raise CheckpointError.for_field(
+            key,
+            dict(value),
+            f"a dict with rope_type, one of {', '.join(ROPE_TYPES)}, beside its factor",
+            "Without a type the factor would be ignored: correct config.json.",
+        )
+    return named
 
 
 def _first(key: str, *sources: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,6 +115,7 @@ def _check_scaling(params: Mapping[str, Any]) -> None:
         for name in names:
             if params.get(name) is not None:
                 number(params, name, zero=zero)
+    flag(params, "truncate")
     low, high = params.get("low_freq_factor"), params.get("high_freq_factor")
     if low is not None and high is not None and high <= low:
         raise CheckpointError.for_field(

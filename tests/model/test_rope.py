@@ -133,6 +133,34 @@ def test_theta_at_any_place_and_its_default() -> None:
         RopeTable(unscaled, 64).cos_sin, RopeTable(_config(rope_theta=1e6), 64).cos_sin
     )
     assert _config(rope_scaling=None, rope_theta=7.0).rope.rope_type == "default"
+    hidden = _config(rope_parameters={"rope_theta": 1e6}, rope_scaling={"rope_theta": None})
+    assert hidden.rope.theta == 1e6
+    assert _config(rope_parameters={"rope_theta": None}, rope_theta=5e5).rope.theta == 5e5
+
+
+def test_an_empty_rope_scaling_hides_no_rope_parameters() -> None:
+    yarn = dict(tiny.ROPES["yarn"])
+    expected, scaling = _hf_frequencies(rope_parameters=dict(yarn), rope_scaling={})
+    for empty in ({}, None, {"rope_theta": yarn["rope_theta"]}, {"rope_type": None}):
+        config = _config(rope_parameters=dict(yarn), rope_scaling=empty)
+        frequencies, ours = inverse_frequencies(config)
+        assert torch.equal(frequencies, expected) and ours == scaling, empty
+
+
+def test_rope_scaling_replaces_the_parameters_of_another_type() -> None:
+    first, second = dict(tiny.ROPES["llama3"]), {"rope_type": "yarn", "factor": 4.0}
+    expected, scaling = _hf_frequencies(rope_scaling=dict(second), rope_theta=first["rope_theta"])
+    config = _config(rope_parameters=first, rope_scaling=second)
+    frequencies, ours = inverse_frequencies(config)
+    assert torch.equal(frequencies, expected) and ours == scaling
+    assert config.rope.original_max == 8192  # not the 32 of the llama3 parameters
+
+
+@pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("named", [{}, {"type": None}, {"rope_type": ""}])
+def test_factor_without_a_type_is_refused(spelling: str, named: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match=rf"{spelling}=.*rope_type.*linear"):
+        _config(**{spelling: {"factor": 2.0, **named}})
 
 
 @pytest.mark.parametrize("key", ["rope_type", "type"])
@@ -170,6 +198,7 @@ def test_theta_must_be_a_positive_number(theta: Any, spelling: str) -> None:
         ("linear", {"factor": "2"}, "factor='2'"),
         ("yarn", {"beta_fast": math.inf}, "beta_fast=inf"),
         ("yarn", {"attention_factor": 0}, "attention_factor=0"),
+        ("yarn", {"truncate": "false"}, "truncate='false'"),
         ("llama3", {"high_freq_factor": 1.0}, "high_freq_factor=1.0"),
         ("llama3", {"original_max_position_embeddings": 0}, "original_max_position_embeddings=0"),
     ],
