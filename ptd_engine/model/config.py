@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from ptd_engine.checkpoint.fields import flag, integer, number, strings
 from ptd_engine.errors import CheckpointError, ConfigError
-from ptd_engine.model.fields import flag, integer, number, strings
 from ptd_engine.model.rope_config import RopeConfig
 
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3"]

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ptd_engine.checkpoint.fields import flag, integer, number
 from ptd_engine.errors import CheckpointError
-from ptd_engine.model.fields import flag, integer, number
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 # What these families' configuration classes in transformers take where a config has none.
 _DEFAULT_ROPE_THETA = 10000.0
+_OF_NO_TYPE = ("rope_theta", "partial_rotary_factor")
 # Parameters of the scaled rope types; of some, 0 means that the type's own default is taken.
 _ROPE_ABOVE_ZERO = ("factor", "low_freq_factor", "high_freq_factor", "attention_factor")
-_OF_NO_TYPE = ("rope_theta", "partial_rotary_factor")
 _ROPE_FROM_ZERO = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 
 
