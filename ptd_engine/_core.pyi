@@ -153,6 +153,10 @@ class PTDDrafter(Drafter):
     def initial_chains(self) -> list[list[int]]: ...
 
 class Session:
+    """One request. `stop_check(token)` is asked about each output token in order, also within an
+    accepted path; true ends the output with that token.
+    """
+
     def __init__(
         self,
         prompt: Sequence[int],
@@ -166,6 +170,7 @@ class Session:
         min_p: float = 0.0,
         seed: int = 0,
         stop_ids: Sequence[int] = (),
+        stop_check: Callable[[int], bool] | None = None,
         max_path: int = 64,
         output_top_k: int = 0,
         max_nodes: int = 256,

@@ -60,6 +60,25 @@ class PyDrafter : public Drafter, public py::trampoline_self_life_support {
   }
 };
 
+// A Python callable as a stop rule. Sessions are made and destroyed without the GIL as well.
+class PyStopCheck final : public StopCheck {
+ public:
+  explicit PyStopCheck(py::object check) : check_(std::move(check)) {}
+  PyStopCheck(const PyStopCheck&) = delete;
+  PyStopCheck& operator=(const PyStopCheck&) = delete;
+  ~PyStopCheck() override {
+    py::gil_scoped_acquire gil;
+    check_ = py::object();
+  }
+  bool stops_at(TokenId token) override {
+    py::gil_scoped_acquire gil;
+    return check_(token).cast<bool>();
+  }
+
+ private:
+  py::object check_;
+};
+
 void bind_drafters(py::module_& m) {
   py::class_<DrafterNeeds>(m, "DrafterNeeds")
       .def(py::init([](int max_nodes, int top_k) { return DrafterNeeds{max_nodes, top_k}; }),
@@ -134,22 +153,27 @@ void bind_session(py::module_& m) {
       .def(py::init([](std::vector<TokenId> prompt, std::shared_ptr<Drafter> drafter,
                        int max_seq_len, int max_new_tokens, float temperature, int top_k,
                        float top_p, float min_p, std::uint64_t seed, std::vector<TokenId> stop_ids,
-                       int max_path, int output_top_k, int max_nodes, int vocab_size,
-                       std::vector<int> node_buckets) {
+                       py::object stop_check, int max_path, int output_top_k, int max_nodes,
+                       int vocab_size, std::vector<int> node_buckets) {
+             std::shared_ptr<StopCheck> check;
+             if (!stop_check.is_none()) {
+               check = std::make_shared<PyStopCheck>(std::move(stop_check));
+             }
              py::gil_scoped_release nogil;
              return std::make_unique<Session>(
                  std::move(prompt), std::move(drafter),
                  SessionParams{max_new_tokens, temperature, top_k, top_p, min_p, seed,
-                               std::move(stop_ids)},
+                               std::move(stop_ids), std::move(check)},
                  SessionLimits{max_seq_len, max_path, output_top_k, max_nodes, vocab_size,
                                std::move(node_buckets)});
            }),
            py::arg("prompt"), py::arg("drafter").none(false), py::kw_only(), py::arg("max_seq_len"),
            py::arg("max_new_tokens") = 128, py::arg("temperature") = 0.0f, py::arg("top_k") = 0,
            py::arg("top_p") = 1.0f, py::arg("min_p") = 0.0f, py::arg("seed") = 0,
-           py::arg("stop_ids") = std::vector<TokenId>{}, py::arg("max_path") = 64,
-           py::arg("output_top_k") = 0, py::arg("max_nodes") = kMaxTreeNodes,
-           py::arg("vocab_size") = 0, py::arg("node_buckets") = std::vector<int>{})
+           py::arg("stop_ids") = std::vector<TokenId>{}, py::arg("stop_check") = py::none(),
+           py::arg("max_path") = 64, py::arg("output_top_k") = 0,
+           py::arg("max_nodes") = kMaxTreeNodes, py::arg("vocab_size") = 0,
+           py::arg("node_buckets") = std::vector<int>{})
       .def(
           "plan",
           [](Session& s, const py::buffer& block) {

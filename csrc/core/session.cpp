@@ -194,10 +194,14 @@ StepResult Session::commit_recursive(Span<const TokenId> output, Span<const doub
   return finish_step(output, valid ? last : kNoToken);
 }
 
+// The one gate of the output. When several rules end it at one token, a stop goes before a length.
 bool Session::emit(TokenId token) {
   tokens_.push_back(token);
-  const auto& stops = params_.stop_ids;
-  if (std::find(stops.begin(), stops.end(), token) != stops.end()) {
+  const auto& ids = params_.stop_ids;
+  // Asked about a stop id too: its text counts like any other.
+  bool stops = params_.stop_check != nullptr && params_.stop_check->stops_at(token);
+  stops = stops || std::find(ids.begin(), ids.end(), token) != ids.end();
+  if (stops) {
     finish_reason_ = FinishReason::kStop;
   } else if (static_cast<int>(tokens_.size()) - prompt_len_ >= params_.max_new_tokens ||
              static_cast<int>(tokens_.size()) >= limits_.max_seq_len) {
@@ -206,10 +210,10 @@ bool Session::emit(TokenId token) {
   return !finished();
 }
 
-StepResult Session::finish_step(Span<const TokenId> output, TokenId last_token) {
-  planned_ = false;
+// Emits the accepted path and the model's own token behind it, as far as the gate lets them;
+// returns how many candidates came through.
+int Session::emit_path(TokenId last_token) {
   const int root_row = kv_len();
-  const auto before = tokens_.size();
   bool open = true;
   commit_src_.clear();
   for (const NodeId row : path_) {
@@ -218,19 +222,38 @@ StepResult Session::finish_step(Span<const TokenId> output, TokenId last_token) 
     commit_src_.push_back(root_row + row);
   }
   const int accepted = static_cast<int>(commit_src_.size());
-  if (open && last_token < 0) {
-    failed_ = true;
+  if (!open) {
+    // The output ends on an accepted token, whose KV row stays unread: kv_len counts it out.
+    commit_src_.pop_back();
+    return accepted;
+  }
+  if (last_token < 0) {
     throw NonFiniteLogits("step " + std::to_string(stats_.steps) +
                           ": the model's logits are not finite (NaN or infinity).");
   }
-  if (open) {
-    emit(last_token);
-  } else {
-    // The output ends on an accepted token, whose KV row stays unread: kv_len counts it out.
-    commit_src_.pop_back();
+  emit(last_token);
+  return accepted;
+}
+
+StepResult Session::finish_step(Span<const TokenId> output, TokenId last_token) {
+  planned_ = false;
+  const auto before = tokens_.size();
+  int accepted = 0;
+  Span<const TokenId> new_tokens;
+  try {
+    accepted = emit_path(last_token);
+    new_tokens = {tokens_.data() + before, tokens_.size() - before};
+    const Span<const NodeId> accepted_rows(path_.data(), static_cast<std::size_t>(accepted));
+    const DrafterLease lease(*drafter_, serial_, /*begins=*/false);
+    drafter_->observe({&tree_, output, 1 + limits_.top_k, accepted_rows, new_tokens});
+  } catch (...) {
+    failed_ = true;
+    finish_reason_ = FinishReason::kNone;
+    tokens_.resize(before);
+    throw;
   }
 
-  const auto emitted = static_cast<std::int64_t>(tokens_.size() - before);
+  const auto emitted = static_cast<std::int64_t>(new_tokens.size());
   const bool hit = tree_.n_verify() > 1;
   ++stats_.steps;
   stats_.tokens += emitted;
@@ -240,11 +263,6 @@ StepResult Session::finish_step(Span<const TokenId> output, TokenId last_token) 
   stats_.draft_nodes += tree_.size() - tree_.n_verify();
   stats_.accepted += accepted;
   ++stats_.accepted_histogram[static_cast<std::size_t>(accepted)];
-
-  const Span<const TokenId> new_tokens(tokens_.data() + before, static_cast<std::size_t>(emitted));
-  const Span<const NodeId> accepted_rows(path_.data(), static_cast<std::size_t>(accepted));
-  const DrafterLease lease(*drafter_, serial_, /*begins=*/false);
-  drafter_->observe({&tree_, output, 1 + limits_.top_k, accepted_rows, new_tokens});
   return {new_tokens, accepted};
 }
 

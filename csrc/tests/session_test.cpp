@@ -2,7 +2,11 @@
 // equal plain decoding whatever its limits, stay within its bounds, and stop where plain stops.
 #include "ptd/session.h"
 
+#include <algorithm>
+#include <functional>
 #include <memory>
+#include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -110,6 +114,123 @@ void stops_and_limits_cut_exactly() {
   CHECK_THROWS(decode({}, drafter, params, 3), ptd::InvalidArgument);
 }
 
+// Step i proposes the chain chains[i]; the last one from then on.
+class ForcedChains final : public ptd::Drafter {
+ public:
+  explicit ForcedChains(std::vector<std::vector<TokenId>> chains) : chains_(std::move(chains)) {}
+  ptd::DrafterNeeds needs() const override { return {64, 0}; }
+  void begin(ptd::Span<const TokenId>) override { step_ = 0; }
+  void propose(ptd::Span<const TokenId>, ptd::TreeBuilder& tree) override {
+    ptd::NodeId parent = 0;
+    for (const TokenId token : chains_[std::min(step_, chains_.size() - 1)]) {
+      if (parent >= 0) parent = tree.add_candidate(parent, token);
+    }
+  }
+  void observe(const ptd::StepOutcome& outcome) override {
+    observed.insert(observed.end(), outcome.new_tokens.begin(), outcome.new_tokens.end());
+    ++step_;
+    if (faulty) throw std::domain_error("the drafter's own fault");
+  }
+  std::vector<TokenId> observed;
+  bool faulty = false;
+
+ private:
+  std::vector<std::vector<TokenId>> chains_;
+  std::size_t step_ = 0;
+};
+
+// Stops where `rule` says so, and notes what it was asked.
+class Recorder final : public ptd::StopCheck {
+ public:
+  explicit Recorder(std::function<bool(TokenId)> rule) : rule_(std::move(rule)) {}
+  bool stops_at(TokenId token) override {
+    asked.push_back(token);
+    return rule_(token);
+  }
+  std::vector<TokenId> asked;
+
+ private:
+  std::function<bool(TokenId)> rule_;
+};
+
+const std::vector<TokenId> kPrompt = {3, 9, 11, 3};
+
+std::vector<TokenId> plain_output(int n) {
+  ptd::SessionParams params;
+  params.max_new_tokens = n;
+  return decode(kPrompt, plain(), params, 1000).tokens;
+}
+
+void a_stop_check_is_asked_once_a_token_and_in_order() {
+  const auto expected = plain_output(20);
+  for (std::size_t end = 1; end <= expected.size(); ++end) {
+    std::size_t count = 0;
+    const auto check = std::make_shared<Recorder>([&](TokenId) { return ++count == end; });
+    const auto drafter = std::make_shared<ForcedChains>(
+        std::vector<std::vector<TokenId>>{{expected.begin(), expected.begin() + 9}, {}});
+    ptd::SessionParams params;
+    params.max_new_tokens = 1000;
+    params.stop_check = check;
+    const auto got = decode(kPrompt, drafter, params, 1000);
+    CHECK(got.reason == FinishReason::kStop);
+    CHECK(got.tokens ==
+          std::vector<TokenId>(expected.begin(), expected.begin() + static_cast<long>(end)));
+    CHECK(check->asked == got.tokens && drafter->observed == got.tokens);
+    CHECK(got.stats.tokens == static_cast<std::int64_t>(end));
+    CHECK(got.stats.accepted == static_cast<std::int64_t>(std::min<std::size_t>(end, 9)));
+  }
+}
+
+void rules_that_meet_at_one_token() {
+  const auto output = plain_output(4);
+  const auto never = std::make_shared<Recorder>([](TokenId) { return false; });
+  const auto always = std::make_shared<Recorder>([](TokenId) { return true; });
+  const auto drafter =
+      std::make_shared<ForcedChains>(std::vector<std::vector<TokenId>>{{output[0], output[1]}});
+  ptd::SessionParams params;
+  params.max_new_tokens = 1;
+  params.stop_check = always;
+  CHECK(decode(kPrompt, drafter, params, 1000).reason == FinishReason::kStop);
+  CHECK(decode(kPrompt, drafter, params, 5).reason ==
+        FinishReason::kStop);  // the context's end too
+  params.stop_check = never;
+  CHECK(decode(kPrompt, drafter, params, 1000).reason == FinishReason::kLength);
+  params.stop_ids = {output[0]};
+  CHECK(decode(kPrompt, drafter, params, 1000).reason == FinishReason::kStop);
+  CHECK(never->asked == std::vector<TokenId>({output[0], output[0]}));  // about the stop id too
+  params.max_new_tokens = 0;
+  CHECK(decode(kPrompt, drafter, params, 1000).reason == FinishReason::kLength);
+  CHECK(never->asked.size() == 2);
+}
+
+// A step that throws, in the check or in the drafter, leaves output and counters as before it.
+void a_step_that_throws_fails_the_session_only() {
+  const auto output = plain_output(6);
+  const std::vector<TokenId> chain(output.begin(), output.begin() + 4);
+  const auto drafter = std::make_shared<ForcedChains>(std::vector<std::vector<TokenId>>{{}, chain});
+  drafter->faulty = true;
+  ptd::SessionParams params;
+  for (const bool in_check : {true, false}) {
+    params.stop_check = std::make_shared<Recorder>([in_check](TokenId) -> bool {
+      if (in_check) throw std::domain_error("the check's own fault");
+      return true;  // the finish it decides is taken back as well
+    });
+    Session session(kPrompt, drafter, params, {100, 64, 0, ptd::kMaxTreeNodes, 37, {}});
+    std::vector<std::uint64_t> block(session.plan_bytes() / sizeof(std::uint64_t));
+    auto* const bytes = reinterpret_cast<unsigned char*>(block.data());
+    session.plan(bytes, session.plan_bytes());
+    CHECK_THROWS(session.commit(output), std::domain_error);
+    CHECK(session.output_tokens().empty() && session.kv_len() == session.prompt_len() - 1);
+    CHECK(session.stats().steps == 0 && session.stats().tokens == 0 && !session.finished());
+    CHECK_THROWS(session.plan(bytes, session.plan_bytes()), std::logic_error);
+    CHECK_THROWS(session.commit(output), std::logic_error);
+  }
+  drafter->faulty = false;
+  params.stop_check = nullptr;
+  params.max_new_tokens = 6;
+  CHECK(decode(kPrompt, drafter, params, 100).tokens == output);
+}
+
 void missing_prediction_fails_the_request_only() {
   auto drafter = plain();
   Session session({1, 2}, drafter, {}, {100, 64, 0, ptd::kMaxTreeNodes, 0, {}});
@@ -129,5 +250,8 @@ int main() {
   ptd_equals_plain_under_every_limit();
   drafts_are_accepted();
   stops_and_limits_cut_exactly();
+  a_stop_check_is_asked_once_a_token_and_in_order();
+  rules_that_meet_at_one_token();
+  a_step_that_throws_fails_the_session_only();
   missing_prediction_fails_the_request_only();
 }

@@ -14,6 +14,15 @@ namespace ptd {
 
 enum class FinishReason { kNone, kStop, kLength };
 
+// A stop rule that the core cannot know: what a token adds to the text, for one. It is asked about
+// every token that enters the output, in order, those inside an accepted path too; true ends the
+// output with that token. An exception fails the request and nothing else.
+class StopCheck {
+ public:
+  virtual ~StopCheck() = default;
+  virtual bool stops_at(TokenId token) = 0;
+};
+
 struct SessionParams {
   int max_new_tokens = 128;  // >= 0; 0 finishes at once
   float temperature = 0.0f;  // 0 = greedy
@@ -21,7 +30,8 @@ struct SessionParams {
   float top_p = 1.0f;        // 1 = off
   float min_p = 0.0f;        // 0 = off
   std::uint64_t seed = 0;
-  std::vector<TokenId> stop_ids;  // the first one ends the output and stays in it
+  std::vector<TokenId> stop_ids;          // the first one ends the output and stays in it
+  std::shared_ptr<StopCheck> stop_check;  // null: no further rule
 };
 
 struct SessionLimits {
@@ -65,7 +75,8 @@ class Session {
   std::size_t plan_bytes() const;  // of the largest bucket
 
   // Takes the step's output, [bucket, 1 + top_k]: walks, accepts, emits through the stop rules and
-  // lets the drafter learn. Throws NonFiniteLogits when a row of the path has no next token.
+  // lets the drafter learn. Throws NonFiniteLogits when a row of the path has no next token. A step
+  // that throws fails the session; its output and counters stay as they were before the step.
   StepResult commit(Span<const TokenId> output);
   // The same with Algorithm 2's walk over processed distributions [n_verify, vocab].
   StepResult commit_recursive(Span<const TokenId> output, Span<const double> probs, int vocab);
@@ -82,6 +93,7 @@ class Session {
   StepResult finish_step(Span<const TokenId> output, TokenId last_token);
   void check_output(Span<const TokenId> output) const;
   int bucket_for(int n_nodes) const;
+  int emit_path(TokenId last_token);
   bool emit(TokenId token);
   void require_planned() const;
 
