@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ptd_engine.checkpoint.json_file import read_json
+from ptd_engine.checkpoint.unsupported import other_weights, refuse_adapter, refuse_quantised
 from ptd_engine.errors import CheckpointError
+
+_log = logging.getLogger(__name__)
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -20,7 +24,8 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 class SafetensorsCheckpoint:
     """Reads the files that the index names, and no others.
 
-    A stray consolidated.safetensors beside them is not looked at.
+    A stray consolidated.safetensors beside them is not looked at. A tensor that the index forgets,
+    in a file that it names, is offered like the others: the model has a place for it or refuses it.
 
     Implements the `Checkpoint` protocol.
     """
@@ -33,22 +38,23 @@ class SafetensorsCheckpoint:
                 named.
         """
         self._path = path
-        # Also beside a whole model: the weights alone would answer without the adapter.
-        if (path / "adapter_config.json").exists():
-            raise CheckpointError(
-                f"{path} holds a LoRA adapter (adapter_config.json): merge first (peft's "
-                "merge_and_unload, then save_pretrained) and give the directory of the merged "
-                "model. If it is merged already, remove adapter_config.json."
-            )
-        self._config = _read_json(path / "config.json", required=True)
-        self._generation_config = _read_json(path / "generation_config.json", required=False)
+        refuse_adapter(path)
+        single, index = (path / _SINGLE).is_file(), (path / _INDEX).is_file()
+        if not (single or index) and (error := other_weights(path)):
+            raise error
+        self._config = read_json(path / "config.json", required=True)
+        # Before the files are opened: a quantiser may have given them names of its own.
+        refuse_quantised(path, self._config, ())
+        self._generation_config = read_json(path / "generation_config.json", required=False)
         self._files: dict[str, Any] = {}
         self._file_of: dict[str, str] = {}
         self._indexed: dict[str, str] | None = None
+        self._choice = ""  # which of two models in the directory is loaded, as a sentence
         for name in self._file_names():
             self._open(name)
         if not self._file_of:
             raise CheckpointError(f"{path} holds no tensors: the download is incomplete.")
+        refuse_quantised(path, {}, self._file_of)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -94,37 +100,33 @@ class SafetensorsCheckpoint:
 
     def _file_names(self) -> list[str]:
         index_path = self._path / _INDEX
-        if not index_path.exists():
-            if (self._path / _SINGLE).exists():
+        has_single = (self._path / _SINGLE).is_file()
+        if not index_path.is_file():
+            if has_single:
                 return [_SINGLE]
-            raise self._no_weights()
-        weight_map = _read_json(index_path, required=True).get("weight_map")
+            others = sorted(p.name for p in self._path.glob("*.safetensors"))
+            found = f" (found {', '.join(others)}, which no index names)" if others else ""
+            raise CheckpointError(
+                f"{self._path} has neither {_SINGLE} nor {_INDEX}{found}: incomplete download?"
+            )
+        weight_map = read_json(index_path, required=True).get("weight_map")
         if not isinstance(weight_map, dict):
             raise CheckpointError(f"{index_path} has no weight_map: the file is damaged.")
         self._indexed = {str(tensor): str(file) for tensor, file in weight_map.items()}
-        return sorted(set(self._indexed.values()))
-
-    def _no_weights(self) -> CheckpointError:
-        pickled = sorted(p.name for p in self._path.glob("*.bin"))
-        if pickled:
-            return CheckpointError(
-                f"{self._path} holds only pickled weights ({pickled[0]}), which can run code when "
-                "read. Convert once: "
-                "AutoModelForCausalLM.from_pretrained(dir).save_pretrained(new_dir) in "
-                "transformers "
-                "writes safetensors."
+        files = sorted(set(self._indexed.values()))
+        if has_single and _SINGLE not in files:
+            self._choice = (
+                f" {self._path} holds both {_SINGLE} and {_INDEX}: the files that the index names "
+                f"are loaded. If {_SINGLE} is the whole model, remove the index."
             )
-        others = sorted(p.name for p in self._path.glob("*.safetensors"))
-        found = f" (found {', '.join(others)}, which no index names)" if others else ""
-        return CheckpointError(
-            f"{self._path} has neither {_SINGLE} nor {_INDEX}{found}: incomplete download?"
-        )
+            _log.warning("%s", self._choice.strip())
+        return files
 
     def _open(self, file_name: str) -> None:
         path = self._path / file_name
         if not path.is_file():
             raise CheckpointError(
-                f"{path} is named by {_INDEX} but is not there: incomplete download?"
+                f"{path} is named by {_INDEX} but is not there: incomplete download?{self._choice}"
             )
         try:
             opened: Any = safe_open(path, framework="pt", device="cpu")
@@ -142,23 +144,11 @@ class SafetensorsCheckpoint:
                     f"{path} lacks {absent[0]}, which {_INDEX} places there "
                     f"({len(absent)} in all): incomplete download, or files of two versions."
                 )
-            present = promised
+            forgotten = [name for name in present if name not in self._indexed]
+            if twice := sorted(self._file_of.keys() & forgotten):
+                raise CheckpointError(
+                    f"{path} and {self._file_of[twice[0]]} both hold {twice[0]}, which {_INDEX} "
+                    "does not list: files of two versions."
+                )
+            present = [*promised, *forgotten]
         self._file_of.update(dict.fromkeys(present, file_name))
-
-
-def _read_json(path: Path, *, required: bool) -> dict[str, Any]:
-    if not path.is_file():
-        if required:
-            raise CheckpointError(
-                f"{path} is missing: not a model directory, or incomplete download."
-            )
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # ValueError: also an integer of 5000 digits
-        raise CheckpointError(
-            f"{path} is not valid JSON ({error}): incomplete download?"
-        ) from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds no JSON object.")
-    return content

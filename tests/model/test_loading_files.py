@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,48 @@ def test_shard_of_another_version_is_noticed(sharded: Path) -> None:
         load_model(sharded)
 
 
+def _forget(directory: Path, *names: str) -> None:
+    """Take tensors out of the index, not out of their files."""
+    path = directory / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    for name in names:
+        del index["weight_map"][name]
+    path.write_text(json.dumps(index))
+
+
+def test_tensors_that_the_index_forgets_are_not_dropped(sharded: Path) -> None:
+    expected = logits_of(sharded)
+    _forget(sharded, "model.norm.weight")
+    assert torch.equal(logits_of(sharded), expected)
+    shard = sorted(sharded.glob("model-*.safetensors"))[0]
+    bias = "model.layers.0.self_attn.q_proj.bias"
+    save_file({**load_file(shard), bias: torch.zeros(64)}, shard)
+    with pytest.raises(CheckpointError, match=rf"holds 1 tensors.*{bias}"):
+        load_model(sharded)
+
+
+def test_of_two_copies_the_index_must_name_one(sharded: Path) -> None:
+    expected, name = logits_of(sharded), "model.norm.weight"
+    index = json.loads((sharded / "model.safetensors.index.json").read_text())["weight_map"]
+    other = next(file for file in sorted(set(index.values())) if file != index[name])
+    save_file({**load_file(sharded / other), name: torch.zeros(64)}, sharded / other)
+    assert torch.equal(logits_of(sharded), expected)
+    _forget(sharded, name)
+    with pytest.raises(CheckpointError, match=rf"both hold {name}.*two versions"):
+        load_model(sharded)
+
+
+def test_single_file_beside_an_index(sharded: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expected = logits_of(sharded)
+    save_file({"model.norm.weight": torch.zeros(64)}, sharded / "model.safetensors")
+    assert torch.equal(logits_of(sharded), expected)
+    assert "the files that the index names are loaded" in caplog.text
+    for shard in sharded.glob("model-*.safetensors"):
+        shard.unlink()
+    with pytest.raises(CheckpointError, match=r"incomplete download\?.*remove the index"):
+        load_model(sharded)
+
+
 @pytest.mark.parametrize("kind", ["sharded", "llama"])
 def test_stray_files_are_not_looked_at(kind: str, request: pytest.FixtureRequest) -> None:
     directory: Path = request.getfixturevalue(kind)
@@ -66,19 +109,6 @@ def test_stray_files_are_not_looked_at(kind: str, request: pytest.FixtureRequest
     save_file(stray, directory / "consolidated.safetensors")
     (directory / "a.safetensors").write_bytes(b"not a file of tensors")
     assert torch.equal(logits_of(directory), expected)
-
-
-def test_pickled_weights_are_refused_with_a_way_out(llama: Path) -> None:
-    (llama / "model.safetensors").rename(llama / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin.*save_pretrained"):
-        load_model(llama)
-
-
-def test_adapter_directory_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text("{}")
-    save_file({"lora_A": torch.zeros(1)}, tmp_path / "adapter_model.safetensors")
-    with pytest.raises(CheckpointError, match=r"LoRA adapter.*merge first"):
-        load_model(tmp_path)
 
 
 def test_adapter_beside_a_whole_model_is_refused(llama: Path) -> None:
