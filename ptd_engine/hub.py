@@ -99,9 +99,12 @@ def _from_hub(repo: str) -> Path:
     names.
 
     A repository may hold other *.safetensors (a consolidated copy, another split): those stay
-    there.
+    there. So does everything else of an adapter or a quantised model, which the loader will refuse
+    from what is here, with what to do instead.
     """
     path = _snapshot(repo, _SMALL_FILES)
+    if (path / "adapter_config.json").exists() or _says_quantised(path / "config.json"):
+        return path
     weights = ["model.safetensors"]
     index = path / _INDEX
     if index.exists():
@@ -114,6 +117,13 @@ def _from_hub(repo: str) -> Path:
             "are loaded; convert the model, or name a .gguf file."
         )
     return path
+
+
+def _says_quantised(config: Path) -> bool:
+    try:
+        return bool(json.loads(config.read_text(encoding="utf-8")).get("quantization_config"))
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return False  # missing or damaged: the loader names the file
 
 
 def _shards(index: Path) -> list[str]:

@@ -17,6 +17,7 @@ import pytest
 from huggingface_hub import errors as hub_errors
 
 from ptd_engine import demo_model, hub
+from ptd_engine.checkpoint import open_checkpoint
 from ptd_engine.errors import CheckpointError, PTDError, UnavailableError
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
@@ -272,6 +273,36 @@ def test_hub_single_file_and_pickle_only(monkeypatch: pytest.MonkeyPatch, tmp_pa
     fake_hub(monkeypatch, tmp_path, {"config.json": "{}", "pytorch_model.bin": "x"})
     with pytest.raises(CheckpointError, match=r"no model\.safetensors"):
         hub.resolve_model("owner/name")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("adapter_config.json", {"peft_type": "LORA"}, "LoRA adapter.*merge first"),
+        ("config.json", {"quantization_config": {"quant_method": "awq"}}, "'awq'.*dequantise"),
+    ],
+)
+def test_refused_models_are_not_downloaded(
+    name: str,
+    content: dict[str, Any],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    files = {"config.json": "{}", name: json.dumps(content), "model.safetensors": "x"}
+    fake = fake_hub(monkeypatch, tmp_path, files)
+    with pytest.raises(CheckpointError, match=said):
+        open_checkpoint(hub.resolve_model("owner/name"))
+    assert "model.safetensors" not in fake.asked
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "\ufeff{}"])
+def test_damaged_config_of_the_hub_is_left_to_the_loader(
+    content: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake_hub(monkeypatch, tmp_path, {"config.json": content, "model.safetensors": "x"})
+    with pytest.raises(CheckpointError, match=r"config\.json (is not valid|holds no)"):
+        open_checkpoint(hub.resolve_model("owner/name"))
 
 
 @pytest.mark.parametrize(
