@@ -114,6 +114,11 @@ def _positive(header: GGUFHeader, key: str) -> int:
 
 
 def _refuse_unimplemented(header: GGUFHeader, arch: str) -> None:
+    if (kind := header.string("general.type", "model")) != "model":
+        hint = f"{header.path} is not a whole model."
+        if kind == "adapter":
+            hint += " Merge the adapter into its base model first, and convert the result."
+        raise CheckpointError.for_field("general.type", kind, "'model'", hint)
     if header.integer("split.count", 1) > 1:
         raise CheckpointError.for_field(
             "split.count",

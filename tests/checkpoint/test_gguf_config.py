@@ -30,7 +30,7 @@ def interleave(rows: np.ndarray, heads: int) -> np.ndarray:
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
 def test_config_and_names(arch: str, tmp_path: Path) -> None:
-    checkpoint = GGUFCheckpoint(write_model(tmp_path / "m.gguf", arch, head_dim=32))
+    checkpoint = GGUFCheckpoint(write_model(tmp_path / "мо дель ü.gguf", arch, head_dim=32))
     config = checkpoint.config
     assert config["model_type"] == arch
     assert (config["hidden_size"], config["head_dim"]) == (HIDDEN, 32)
@@ -171,6 +171,8 @@ def test_sliding_window_of_llama_is_mistral_and_of_qwen_is_refused(tmp_path: Pat
 @pytest.mark.parametrize(
     ("metadata", "named"),
     [
+        ({"general.type": "adapter"}, "general.type='adapter'.*Merge the adapter"),
+        ({"general.type": "mmproj"}, "general.type='mmproj'.*not a whole model"),
         ({"llama.expert_count": 8}, "expert_count"),
         ({"llama.rope.scaling.type": "longrope"}, "longrope"),
         ({"llama.rope.dimension_count": 8}, "dimension_count"),
