@@ -47,7 +47,6 @@ class ModelConfig:
         qk_norm: queries and keys are normalised per head before the rotation.
         eos_token_ids: of the config; `load_model` adds those of generation_config, `LLM` those of
             tokenizer.
-        dtype_name: of the stored weights according to the config, or None.
         Others: as their Hugging Face namesakes.
     """
 
@@ -70,7 +69,6 @@ class ModelConfig:
     sliding_window: int | None
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    dtype_name: str | None
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
@@ -81,6 +79,7 @@ class ModelConfig:
                 of a wrong type or out of range; sizes that contradict each other.
         """
         family = _architecture(config)
+        _check_layer_types(config)
         missing = [key for key in _REQUIRED if config.get(key) is None]
         if missing:
             raise CheckpointError(
@@ -126,7 +125,6 @@ class ModelConfig:
             sliding_window=_active_window(config, family),
             bos_token_id=bos[0] if bos else None,
             eos_token_ids=eos_ids_of(config.get("eos_token_id"), "eos_token_id"),
-            dtype_name=_dtype_name(config),
         )
 
     def with_eos(self, value: object, field: str) -> ModelConfig:
@@ -179,6 +177,18 @@ def _architecture(config: Mapping[str, Any]) -> Architecture:
     )
 
 
+def _check_layer_types(config: Mapping[str, Any]) -> None:
+    """Refuse kinds of attention that these families do not have; windows are `_active_window`'s."""
+    for kind in strings(config, "layer_types"):
+        if kind not in ("full_attention", "sliding_attention"):
+            raise CheckpointError.for_field(
+                "layer_types",
+                kind,
+                "full_attention or sliding_attention for each layer",
+                "This model is not supported.",
+            )
+
+
 def _active_window(config: Mapping[str, Any], family: Architecture) -> int | None:
     """Return the window if some layer truly slides; each family has its own switch."""
     if family == "llama":
@@ -223,8 +233,3 @@ def eos_ids_of(value: object, field: str) -> tuple[int, ...]:
             )
         ids.append(token)
     return tuple(ids)
-
-
-def _dtype_name(config: Mapping[str, Any]) -> str | None:
-    name = config.get("dtype") or config.get("torch_dtype")
-    return None if name is None else str(name).removeprefix("torch.")

@@ -13,7 +13,7 @@ from ptd_engine.errors import CheckpointError, ConfigError
 from ptd_engine.model import load_model
 from ptd_engine.model.config import ModelConfig, eos_ids_of
 from ptd_engine.testing import tiny
-from ptd_engine.testing.compare import max_abs_diff
+from ptd_engine.testing.compare import StepRunner, max_abs_diff
 
 from .directories import TEXT, edit_config, logits_of
 from .reference import TOLERANCE, full_logits
@@ -24,6 +24,10 @@ def llama(tmp_path: Path) -> Path:
     return tiny.save(tiny.build("llama3"), tmp_path / "m")
 
 
+_ON = {"sliding_window": 16, "use_sliding_window": True}
+_ONE_SLIDES = ["full_attention", "sliding_attention"]
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "window"),
     [
@@ -31,6 +35,9 @@ def llama(tmp_path: Path) -> Path:
         ("qwen2", {"sliding_window": None, "use_sliding_window": True}, None),
         ("qwen2", {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 9}, None),
         ("qwen2", {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 1}, 16),
+        ("qwen2", {**_ON, "max_window_layers": 0, "layer_types": ["full_attention"] * 2}, None),
+        ("qwen2", {**_ON, "max_window_layers": 9, "layer_types": _ONE_SLIDES}, 16),
+        ("qwen3", {**_ON, "use_sliding_window": False, "layer_types": _ONE_SLIDES}, None),
         ("qwen3", {"sliding_window": 16}, None),
         ("mistral", {"sliding_window": None}, None),
         ("mistral", {"sliding_window": 16}, 16),
@@ -48,27 +55,54 @@ def test_which_windows_are_active(
     assert ModelConfig.from_hf(merged).sliding_window == window
 
 
-def test_mistral_window_that_is_absent_is_the_familys_default() -> None:
-    config = {
-        "model_type": "mistral",
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_absent_keys_are_the_familys_defaults(family: str) -> None:
+    from transformers import AutoConfig
+
+    written = {
         "vocab_size": 9,
-        "hidden_size": 16,
+        "hidden_size": 2048,
         "intermediate_size": 8,
         "num_hidden_layers": 1,
-        "num_attention_heads": 8,
+        "num_attention_heads": 32,
         "max_position_embeddings": 32768,
     }
-    read = ModelConfig.from_hf(config)
-    assert (read.sliding_window, read.num_kv_heads) == (4096, 8)
+    theirs = AutoConfig.for_model(family, **written)
+    read = ModelConfig.from_hf({**written, "model_type": family})
+    assert read.num_kv_heads == theirs.num_key_value_heads
+    assert read.head_dim == getattr(theirs, "head_dim", 2048 // 32)
+    assert read.rms_norm_eps == theirs.rms_norm_eps
+    assert read.tie_word_embeddings == theirs.tie_word_embeddings
+    assert read.rope.theta == theirs.rope_parameters["rope_theta"]
+    assert read.rope.rope_type == theirs.rope_parameters["rope_type"]
+    assert read.sliding_window == getattr(theirs, "sliding_window", None)
+    assert read.o_bias == getattr(theirs, "attention_bias", False)
+    assert read.bos_token_id is None and read.eos_token_ids == ()
 
 
-def test_active_window_is_refused_beyond_its_length(tmp_path: Path) -> None:
-    reference = tiny.build("mistral", sliding_window=16)
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("mistral", {}), ("qwen25", {"use_sliding_window": True, "max_window_layers": 1})],
+)
+def test_active_window_is_refused_beyond_its_length(
+    family: str, changes: dict[str, Any], tokens: list[int], tmp_path: Path
+) -> None:
+    reference = tiny.build(family, sliding_window=16, **changes)
     directory = tiny.save(reference, tmp_path / "m")
-    with pytest.raises(ConfigError, match=r"max_seq_len=128.*sliding window.*max_seq_len=16"):
+    for length in (128, 17):
+        with pytest.raises(
+            ConfigError, match=rf"max_seq_len={length}.*sliding window.*max_seq_len=16"
+        ):
+            load_model(directory, max_seq_len=length)
+    with pytest.raises(ConfigError, match="max_seq_len=128"):
         load_model(directory)
-    ours = logits_of(directory, max_seq_len=16)
-    assert max_abs_diff(ours, full_logits(reference, TEXT)) <= TOLERANCE
+    # Up to the window's own length it hides nothing: a token sees itself and 15 before it.
+    runner = StepRunner(load_model(directory, max_seq_len=16))
+    expected = full_logits(reference, tokens[:16])
+    assert max_abs_diff(runner.prefill(tokens[:16]), expected) <= TOLERANCE
+    everything = tiny.build(family, sliding_window=None, use_sliding_window=False)
+    unlike = max_abs_diff(full_logits(reference, tokens[:17]), full_logits(everything, tokens[:17]))
+    assert unlike > TOLERANCE  # beyond it, it does
     with pytest.raises(ConfigError, match="max_seq_len=0"):
         load_model(directory, max_seq_len=0)
 
@@ -86,6 +120,8 @@ def test_inactive_window_is_full_attention(tmp_path: Path) -> None:
         ({"hidden_act": "gelu"}, "hidden_act='gelu'.*silu"),
         ({"num_key_value_heads": 3}, "num_key_value_heads=3"),
         ({"hidden_size": None, "vocab_size": None}, "lacks vocab_size, hidden_size"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types='chunked_att"),
+        ({"layer_types": "full_attention"}, "layer_types='full_attention' is not valid.*a list"),
         ({"architectures": 5}, "architectures=5 is not valid.*a list of strings"),
         ({"architectures": "LlamaForCausalLM"}, "architectures='LlamaForCausalLM' is not valid"),
         ({"architectures": [["x"]]}, "architectures="),
