@@ -28,8 +28,10 @@ from ptd_engine.text.pre_tokenizers import rule_for
 _SPACE = "\u2581"  # SentencePiece's visible space
 
 
-def tokenizer_from_gguf(header: GGUFHeader) -> tuple[PreTrainedTokenizerFast, tuple[int, ...]]:
-    """Build the tokenizer; returns it and the ids that end a generation.
+def tokenizer_from_gguf(
+    header: GGUFHeader,
+) -> tuple[PreTrainedTokenizerFast, tuple[int, ...], int]:
+    """Build the tokenizer; returns it, the ids that end a generation, and `Tokenizer.vocab_size`.
 
     Raises:
         CheckpointError: metadata that is missing, contradictory or of an unsupported kind.
@@ -60,7 +62,7 @@ def tokenizer_from_gguf(header: GGUFHeader) -> tuple[PreTrainedTokenizerFast, tu
         chat_template=template if isinstance(template, str) else None,
         clean_up_tokenization_spaces=False,
     )
-    return hf, vocab.eos_token_ids
+    return hf, vocab.eos_token_ids, vocab.used
 
 
 def _byte_level(header: GGUFHeader, vocab: GGUFVocab) -> tuple[Backend, bool]:

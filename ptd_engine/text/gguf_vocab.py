@@ -10,7 +10,7 @@ from ptd_engine.errors import CheckpointError
 from ptd_engine.text.eos import eos_union
 
 _PREFIX = "tokenizer.ggml"
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 MODELS = ("gpt2", "llama")
 
 # Control tokens that end a turn or a text in the supported families. Files declare one id as eos;
@@ -36,6 +36,13 @@ class GGUFVocab:
     types: list[int]
     special_ids: Mapping[str, int]
     eos_token_ids: tuple[int, ...]
+
+    @property
+    def used(self) -> int:
+        """One more than the highest id of a real token: converters fill the list up to the rows of
+        the embedding with tokens of the kind "unused" ([PAD151665]).
+        """
+        return next((i + 1 for i in reversed(range(len(self.types))) if self.types[i] != UNUSED), 0)
 
     def special_token(self, name: str) -> str | None:
         """The text of a special token, None if it is not declared."""

@@ -30,13 +30,25 @@ class Tokenizer:
         eos_token_ids: the ids that the *tokenizer's* files name as ends; join them with those of
             the model's configuration by `eos_union`.
         bos_token_id: None if the tokenizer has none.
+        vocab_size: one more than the highest id that stands for a token, added tokens included. The
+            model's matrices may have more rows than that (padding to a round number): those ids
+            have no text, and their logits are whatever training left there.
     """
 
-    def __init__(self, hf: PreTrainedTokenizerFast, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        hf: PreTrainedTokenizerFast,
+        eos_token_ids: Sequence[int],
+        vocab_size: int | None = None,
+    ) -> None:
+        """Wrap `hf`; `vocab_size` where its vocabulary holds padding, else it is counted."""
         self.hf = hf
         self.eos_token_ids = tuple(eos_token_ids)
         self.bos_token_id: int | None = hf.bos_token_id
         self._backend = hf.backend_tokenizer
+        # Not the number of tokens: ids may have gaps.
+        ids = self._backend.get_vocab(with_added_tokens=True).values()
+        self.vocab_size = max(ids, default=-1) + 1 if vocab_size is None else vocab_size
         self._decoder: Mapping[str, Any] | None = json.loads(self._backend.to_str())["decoder"]
         self._special = frozenset(
             token.content

@@ -182,6 +182,24 @@ def test_chat_template_renders_as_jinja_does_and_never_doubles_bos(tmp_path: Pat
     assert ids.count(tokenizer.bos_token_id) == wanted.count("<|im_start|>")
 
 
+def test_vocab_size_leaves_the_padding_out(tmp_path: Path) -> None:
+    metadata = byte_level_metadata()
+    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    assert (tokens[-1], types[-1]) == ("[PAD7]", 5)
+    assert build(tmp_path, metadata).vocab_size == len(tokens) - 1
+    padded = build(
+        tmp_path,
+        metadata,
+        ggml__tokens=[*tokens, "[PAD8]", "[PAD9]"],
+        ggml__token_type=[*types, 5, 5],
+    )
+    assert padded.vocab_size == len(tokens) - 1
+    # Unused tokens before a real one are not the tail; without kinds there is no padding.
+    last = build(tmp_path, metadata, ggml__tokens=[*tokens, "<z>"], ggml__token_type=[*types, 3])
+    assert last.vocab_size == len(tokens) + 1
+    assert build(tmp_path, metadata, ggml__token_type=None).vocab_size == len(tokens)
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

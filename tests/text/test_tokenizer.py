@@ -30,6 +30,25 @@ def test_directory_gives_the_same_tokenizer(byte_level: Tokenizer, directory: Pa
     assert not loaded.has_chat_template
 
 
+def test_vocab_size_is_the_end_of_the_ids(byte_level: Tokenizer, directory: Path) -> None:
+    stored = json.loads((directory / "tokenizer.json").read_text())
+    last = max(stored["model"]["vocab"].values())
+    assert load_tokenizer(directory).vocab_size == last + 1
+    added = load_tokenizer(directory)
+    added.hf.add_tokens(["<new one>", "<new two>"])
+    assert Tokenizer(added.hf, ()).vocab_size == last + 3
+    assert added.hf.vocab_size == last + 1  # transformers leaves the added ones out
+    # A gap in the ids: more ids than tokens.
+    stored["added_tokens"].append(
+        {**stored["added_tokens"][0], "id": last + 50, "content": "<far away>"}
+    )
+    stored["model"]["vocab"]["<far away>"] = last + 50
+    (directory / "tokenizer.json").write_text(json.dumps(stored))
+    loaded = load_tokenizer(directory)
+    assert loaded.encode("<far away>", add_special_tokens=False) == [last + 50]
+    assert loaded.vocab_size == last + 51
+
+
 def test_truncation_stored_in_the_file_is_not_applied(directory: Path) -> None:
     stored = json.loads((directory / "tokenizer.json").read_text())
     stored["truncation"] = {
