@@ -15,7 +15,7 @@ from pathlib import Path
 # other work. A setting of the caller's own wins, and the document names it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from bench import bookkeeping, decode, step
+from bench import bookkeeping, compare, decode, quality, step
 from bench.report import Document, emit
 from ptd_engine.errors import PTDError
 
@@ -23,6 +23,8 @@ _BENCHMARKS = {
     "decode": decode,
     "step": step,
     "bookkeeping": bookkeeping,
+    "compare": compare,
+    "quality": quality,
 }
 
 

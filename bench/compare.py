@@ -1,0 +1,390 @@
+"""This engine against transformers and llama.cpp, on the same weights, prompts and threads.
+
+All take turns prompt by prompt, so that a change of the machine's load meets all of them. Drafting
+must give what our plain decoding gives. A peer rounds in its own way, so its output may leave ours
+at a near-tie: how many leading tokens agree is shown, and each first difference is listed. A peer
+whose first differing token is mostly not even our second choice computes another model: no speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.common import (
+    add_model_arguments,
+    load_prompts,
+    model_settings,
+    positive,
+    ratio,
+)
+from bench.contestants import Contestant, Ours, Timed, Transformers
+from bench.llama_client import LlamaCpp
+from bench.quality import TEXT, teacher_forced
+from bench.report import Document, make_table
+from ptd_engine import hub
+from ptd_engine.checkpoint import open_checkpoint
+from ptd_engine.cli.requests import chat_form, encode
+from ptd_engine.errors import ConfigError, PromptError
+from ptd_engine.llm import LLM
+from ptd_engine.model import CausalLM
+
+_OURS, _DRAFTED = "plain", "ptd"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt, what each contestant may write to it, and what each wrote: one run a repeat."""
+
+    prompt_set: str
+    prompt_id: str
+    token_ids: list[int]
+    max_new_tokens: int
+    runs: dict[str, list[Timed]]
+
+    @property
+    def expected(self) -> list[int]:
+        """The output of our plain decoding."""
+        return self.runs[_OURS][0].token_ids
+
+    def median(self, name: str) -> Timed:
+        """The run of median time, whole, so that its parts add up."""
+        middle = statistics.median_low(run.total_s for run in self.runs[name])
+        return next(run for run in self.runs[name] if run.total_s == middle)
+
+    def leading(self, name: str) -> int:
+        """Tokens before the first that differs from ours, in the run that differs earliest."""
+        return min(_common_prefix(self.expected, run.token_ids) for run in self.runs[name])
+
+    def equal(self, name: str) -> bool:
+        """Whether every run's output is ours."""
+        return all(run.token_ids == self.expected for run in self.runs[name])
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where an output leaves our plain decoding's, and how near it was there.
+
+    Attributes:
+        position: of the first differing token in the output.
+        ours, theirs: the tokens there; None where that output had ended.
+        logit_gap: our logit of our token minus that of theirs (tiny: a near-tie that rounding
+            decides); None where an output had ended.
+        rank: place of their token among our logits (2: our second choice); None likewise.
+    """
+
+    engine: str
+    prompt_set: str
+    prompt_id: str
+    position: int
+    ours: int | None
+    theirs: int | None
+    logit_gap: float | None
+    rank: int | None
+
+    @property
+    def is_close(self) -> bool:
+        """Their token was our first or second choice."""
+        return self.rank is not None and self.rank <= 2
+
+    def __str__(self) -> str:
+        near = "" if self.rank is None else f" (our choice {self.rank}, {self.logit_gap:.3g} below)"
+        return (
+            f"{self.engine} differs from our plain decoding: {self.prompt_set} {self.prompt_id}, "
+            f"output token {self.position}: ours {self.ours}, its {self.theirs}{near}"
+        )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this benchmark."""
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--prompts",
+        nargs="+",
+        action="extend",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help='JSON lines with "turns" (the first is used) or "prompt"; one set a file',
+    )
+    parser.add_argument(
+        "--limit", type=positive, metavar="K", help="prompts of each file, evenly spaced over it"
+    )
+    parser.add_argument("--raw", action="store_true", help="no chat template")
+    parser.add_argument("--max-new-tokens", type=positive, default=128, metavar="N")
+    parser.add_argument("--repeats", type=positive, default=3, metavar="R")
+    parser.add_argument(
+        "--prefill-tokens",
+        type=positive,
+        default=512,
+        metavar="N",
+        help="length of the prompt whose prefill is timed (default: 512)",
+    )
+    parser.add_argument(
+        "--without-transformers", action="store_true", help="leave transformers out"
+    )
+    parser.add_argument(
+        "--llama-python",
+        type=Path,
+        metavar="PATH",
+        help="a Python interpreter that can import llama_cpp: llama.cpp takes part",
+    )
+    parser.add_argument(
+        "--llama-gguf", type=Path, metavar="FILE", help="the model for llama.cpp: the same weights"
+    )
+
+
+def run(args: argparse.Namespace) -> Document:
+    """Measure. Raises PTDError for arguments that cannot be served."""
+    if (args.llama_python is None) != (args.llama_gguf is None):
+        raise ConfigError("--llama-python and --llama-gguf belong together: give both or neither.")
+    sets = load_prompts(args.prompts, args.limit)
+    base = LLM.from_pretrained(
+        args.model, dtype=args.dtype, device=args.device, kernels=args.kernels, drafter="none"
+    )
+    model, limit = base.model, base.engine.max_seq_len
+    if args.llama_python is not None and model.device.type != "cpu":
+        raise ConfigError.for_field(
+            "--device", str(model.device), "cpu", "llama.cpp takes part on a CPU only."
+        )
+    if args.prefill_tokens >= limit:
+        raise ConfigError.for_field(
+            "--prefill-tokens", args.prefill_tokens, f"at most {limit - 1} with this model"
+        )
+    as_chat = chat_form(base, False if args.raw else None)
+    encoded = [(s.name, i.id, encode(base, i.text, as_chat=as_chat)) for s in sets for i in s.items]
+    for _, _, ids in encoded:
+        base.engine.check_prompt(ids)
+    prompts = [
+        Prompt(name, item, ids, min(args.max_new_tokens, limit - len(ids)), {})
+        for name, item, ids in encoded
+    ]
+    needed = max(len(p.token_ids) + p.max_new_tokens for p in prompts)
+    length = max(needed, args.prefill_tokens + 1)
+    stop_ids = base.engine.eos_token_ids
+    plain = LLM.from_model(model, base.tokenizer, max_seq_len=length, drafter="none")
+    drafted = LLM.from_model(model, base.tokenizer, max_seq_len=length, drafter="ptd")
+    dtype = str(model.dtype).removeprefix("torch.") if args.dtype == "auto" else args.dtype
+    field: dict[str, Contestant] = {_OURS: Ours(plain, dtype), _DRAFTED: Ours(drafted, dtype)}
+    with ExitStack() as stack:
+        if not args.without_transformers:
+            checkpoint = open_checkpoint(hub.resolve_model(args.model))
+            field["transformers"] = Transformers(checkpoint, model.dtype, model.device, stop_ids)
+        if args.llama_python is not None:
+            peer = LlamaCpp(
+                args.llama_python,
+                args.llama_gguf,
+                context=length,
+                threads=torch.get_num_threads(),
+                stop_ids=stop_ids,
+            )
+            field["llama.cpp"] = stack.enter_context(peer)
+        measure(field, prompts, args.repeats)
+        prefill = measure_prefill(field, _prefill_ids(base, args.prefill_tokens), args.repeats)
+    settings = {
+        **model_settings(args, model),
+        "weights": dtype,
+        "weight_bytes": model.weight_bytes,
+        "prompt_sets": [{"name": s.name, "prompts": len(s.items)} for s in sets],
+        "chat_template": as_chat,
+        "max_new_tokens": args.max_new_tokens,
+        "prefill_tokens": args.prefill_tokens,
+        "max_seq_len": length,
+        "repeats": args.repeats,
+        "engines": {name: {"dtype": c.dtype, **c.details} for name, c in field.items()},
+    }
+    return _document(settings, field, prompts, prefill, model)
+
+
+def measure(field: Mapping[str, Contestant], prompts: Sequence[Prompt], repeats: int) -> None:
+    """Run every contestant on every prompt `repeats` times, in turns, into `prompts[...].runs`."""
+    names = list(field)
+    for name in names:  # warm-up: libraries prepare a kernel for each new shape
+        field[name].generate(prompts[0].token_ids, prompts[0].max_new_tokens)
+    for repeat in range(repeats):
+        for index, prompt in enumerate(prompts):
+            for name in _turn(names, repeat + index):  # another order in every repeat
+                timed = field[name].generate(prompt.token_ids, prompt.max_new_tokens)
+                prompt.runs.setdefault(name, []).append(timed)
+
+
+def measure_prefill(
+    field: Mapping[str, Contestant], token_ids: list[int], repeats: int
+) -> dict[str, float]:
+    """Median seconds from a prompt to its first token. Drafting has no part in it, so no entry."""
+    names = [name for name in field if name != _DRAFTED]
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(repeats + 1):
+        for name in _turn(names, turn):  # the first turn is warm-up
+            seconds[name].append(field[name].generate(token_ids, 1).first_s)
+    return {name: statistics.median(values[1:]) for name, values in seconds.items()}
+
+
+def summarise(
+    name: str,
+    dtype: str,
+    prompts: Sequence[Prompt],
+    differences: Sequence[Difference],
+    prefill_s: float | None,
+) -> dict[str, Any]:
+    """One contestant on all prompts: agreement, and speed if its output is right.
+
+    Right are our plain decoding if it repeats itself, drafting if it equals it on every prompt, and
+    a peer if at least half of its first differences are close.
+    """
+    equal = sum(p.equal(name) for p in prompts)
+    leading = [p.leading(name) for p in prompts]
+    own = [d for d in differences if d.engine == name]
+    right = not own or (
+        name not in (_OURS, _DRAFTED) and 2 * sum(d.is_close for d in own) >= len(own)
+    )
+    summary: dict[str, Any] = {
+        "engine": name,
+        "dtype": dtype,
+        "right": right,
+        "equal_outputs": equal,
+        "leading_tokens": sum(leading),
+        "leading_share": ratio(sum(leading), sum(len(p.expected) for p in prompts)),
+    }
+    if not right:
+        return summary
+    runs = [p.median(name) for p in prompts]
+    speed = Timed.merge_speed(runs)
+    return summary | {
+        "tokens": sum(len(run.token_ids) for run in runs),
+        "decode_tokens_per_second": speed,
+        "of_plain": ratio(speed, Timed.merge_speed([p.median(_OURS) for p in prompts])),
+        "time_to_first_token_ms": 1e3 * statistics.fmean(run.first_s for run in runs),
+        "prefill_s": prefill_s,
+    }
+
+
+def find_differences(name: str, prompts: Sequence[Prompt], model: CausalLM) -> Iterator[Difference]:
+    """The first difference of each prompt on which an output of `name` is not ours."""
+    for prompt in prompts:
+        if prompt.equal(name):
+            continue
+        at, expected = prompt.leading(name), prompt.expected
+        output = next(
+            run.token_ids
+            for run in prompt.runs[name]
+            if run.token_ids != expected and _common_prefix(expected, run.token_ids) == at
+        )
+        ours = expected[at] if at < len(expected) else None
+        theirs = output[at] if at < len(output) else None
+        gap = rank = None
+        if ours is not None and theirs is not None:
+            *_, (logits, _) = teacher_forced(model, [*prompt.token_ids, *expected[:at], ours])
+            last = logits[-1]
+            gap = float(last[ours] - last[theirs])
+            rank = 1 + int((last > last[theirs]).sum())
+        yield Difference(
+            name, prompt.prompt_set, prompt.prompt_id, at, ours, theirs, logit_gap=gap, rank=rank
+        )
+
+
+def _document(
+    settings: dict[str, Any],
+    field: Mapping[str, Contestant],
+    prompts: Sequence[Prompt],
+    prefill: Mapping[str, float],
+    model: CausalLM,
+) -> Document:
+    differences = [d for name in field for d in find_differences(name, prompts, model)]
+    engines = [
+        summarise(name, c.dtype, prompts, differences, prefill.get(name))
+        for name, c in field.items()
+    ]
+    if not engines[0]["right"]:  # nothing to compare with: no speed means anything
+        shown = ("engine", "dtype", "equal_outputs", "leading_tokens", "leading_share")
+        engines = [{"right": False} | {key: e[key] for key in shown} for e in engines]
+    right = [e["engine"] for e in engines if e["right"]]
+    per_prompt = [
+        {
+            "prompt_set": p.prompt_set,
+            "id": p.prompt_id,
+            "prompt_tokens": len(p.token_ids),
+            "tokens": {name: len(p.runs[name][0].token_ids) for name in field},
+            "leading_tokens": {name: p.leading(name) for name in field},
+            "first_s": {name: p.median(name).first_s for name in right},
+            "total_s": {name: p.median(name).total_s for name in right},
+        }
+        for p in prompts
+    ]
+    return Document(
+        "compare",
+        correct=len(right) == len(engines),
+        settings=settings,
+        results={
+            "engines": engines,
+            "prompts": per_prompt,
+            "differences": [asdict(d) for d in differences],
+        },
+        tables=[
+            make_table(
+                _title(settings),
+                _columns(settings),
+                [_table_row(e, len(prompts)) for e in engines],
+                text_columns=2,
+            )
+        ],
+        notes=[str(d) for d in differences],
+        device=model.device,
+    )
+
+
+def _title(settings: Mapping[str, Any]) -> str:
+    return (
+        f"compare: {settings['model']}, {settings['device']}, greedy, at most "
+        f"{settings['max_new_tokens']} tokens, {torch.get_num_threads()} threads, median of "
+        f"{settings['repeats']} (tok/s: after the first step; agreement: with our plain decoding)"
+    )
+
+
+def _columns(settings: Mapping[str, Any]) -> Sequence[str]:
+    prefill = f"prefill of {settings['prefill_tokens']}, s"
+    return (
+        *("engine", "weights", "tok/s", "of plain", "first token, ms", prefill),
+        *("equal outputs", "leading tokens that agree"),
+    )
+
+
+def _table_row(entry: Mapping[str, Any], prompts: int) -> list[str]:
+    agreement = [f"{entry['equal_outputs']}/{prompts}", f"{100 * entry['leading_share']:.1f}%"]
+    if not entry["right"]:
+        return [entry["engine"], entry["dtype"], "differs", "", "", "", *agreement]
+    prefill = entry["prefill_s"]
+    return [
+        entry["engine"],
+        entry["dtype"],
+        f"{entry['decode_tokens_per_second']:.1f}",
+        f"{entry['of_plain']:.2f}",
+        f"{entry['time_to_first_token_ms']:.1f}",
+        "" if prefill is None else f"{prefill:.3f}",
+        *agreement,
+    ]
+
+
+def _turn(names: Sequence[str], turn: int) -> list[str]:
+    first = turn % len(names)
+    return [*names[first:], *names[:first]]
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    pairs = zip(a, b, strict=False)
+    return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
+
+
+def _prefill_ids(llm: LLM, count: int) -> list[int]:
+    """The first `count` tokens of the benchmarks' text, from its beginning again if it ends."""
+    ids = llm.encode(TEXT.read_text(encoding="utf-8"))
+    if not ids:
+        raise PromptError("The tokenizer makes no token of the benchmarks' text.")
+    return [ids[index % len(ids)] for index in range(count)]
