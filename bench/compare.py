@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bench.agreement import PLAIN, Difference, Prompt, find_differences
 from bench.common import (
     add_model_arguments,
     load_prompts,
@@ -27,7 +28,7 @@ from bench.common import (
 )
 from bench.contestants import Contestant, Ours, Timed, Transformers
 from bench.llama_client import LlamaCpp
-from bench.quality import TEXT, teacher_forced
+from bench.quality import TEXT
 from bench.report import Document, make_table
 from ptd_engine import hub
 from ptd_engine.checkpoint import open_checkpoint
@@ -36,70 +37,7 @@ from ptd_engine.errors import ConfigError, PromptError
 from ptd_engine.llm import LLM
 from ptd_engine.model import CausalLM
 
-_OURS, _DRAFTED = "plain", "ptd"
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One prompt, what each contestant may write to it, and what each wrote: one run a repeat."""
-
-    prompt_set: str
-    prompt_id: str
-    token_ids: list[int]
-    max_new_tokens: int
-    runs: dict[str, list[Timed]]
-
-    @property
-    def expected(self) -> list[int]:
-        """The output of our plain decoding."""
-        return self.runs[_OURS][0].token_ids
-
-    def median(self, name: str) -> Timed:
-        """The run of median time, whole, so that its parts add up."""
-        middle = statistics.median_low(run.total_s for run in self.runs[name])
-        return next(run for run in self.runs[name] if run.total_s == middle)
-
-    def leading(self, name: str) -> int:
-        """Tokens before the first that differs from ours, in the run that differs earliest."""
-        return min(_common_prefix(self.expected, run.token_ids) for run in self.runs[name])
-
-    def equal(self, name: str) -> bool:
-        """Whether every run's output is ours."""
-        return all(run.token_ids == self.expected for run in self.runs[name])
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Where an output leaves our plain decoding's, and how near it was there.
-
-    Attributes:
-        position: of the first differing token in the output.
-        ours, theirs: the tokens there; None where that output had ended.
-        logit_gap: our logit of our token minus that of theirs (tiny: a near-tie that rounding
-            decides); None where an output had ended.
-        rank: place of their token among our logits (2: our second choice); None likewise.
-    """
-
-    engine: str
-    prompt_set: str
-    prompt_id: str
-    position: int
-    ours: int | None
-    theirs: int | None
-    logit_gap: float | None
-    rank: int | None
-
-    @property
-    def is_close(self) -> bool:
-        """Their token was our first or second choice."""
-        return self.rank is not None and self.rank <= 2
-
-    def __str__(self) -> str:
-        near = "" if self.rank is None else f" (our choice {self.rank}, {self.logit_gap:.3g} below)"
-        return (
-            f"{self.engine} differs from our plain decoding: {self.prompt_set} {self.prompt_id}, "
-            f"output token {self.position}: ours {self.ours}, its {self.theirs}{near}"
-        )
+_DRAFTED = "ptd"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -172,7 +110,7 @@ def run(args: argparse.Namespace) -> Document:
     plain = LLM.from_model(model, base.tokenizer, max_seq_len=length, drafter="none")
     drafted = LLM.from_model(model, base.tokenizer, max_seq_len=length, drafter="ptd")
     dtype = str(model.dtype).removeprefix("torch.") if args.dtype == "auto" else args.dtype
-    field: dict[str, Contestant] = {_OURS: Ours(plain, dtype), _DRAFTED: Ours(drafted, dtype)}
+    field: dict[str, Contestant] = {PLAIN: Ours(plain, dtype), _DRAFTED: Ours(drafted, dtype)}
     with ExitStack() as stack:
         if not args.without_transformers:
             checkpoint = open_checkpoint(hub.resolve_model(args.model))
@@ -243,7 +181,7 @@ def summarise(
     leading = [p.leading(name) for p in prompts]
     own = [d for d in differences if d.engine == name]
     right = not own or (
-        name not in (_OURS, _DRAFTED) and 2 * sum(d.is_close for d in own) >= len(own)
+        name not in (PLAIN, _DRAFTED) and 2 * sum(d.is_close for d in own) >= len(own)
     )
     summary: dict[str, Any] = {
         "engine": name,
@@ -260,34 +198,10 @@ def summarise(
     return summary | {
         "tokens": sum(len(run.token_ids) for run in runs),
         "decode_tokens_per_second": speed,
-        "of_plain": ratio(speed, Timed.merge_speed([p.median(_OURS) for p in prompts])),
+        "of_plain": ratio(speed, Timed.merge_speed([p.median(PLAIN) for p in prompts])),
         "time_to_first_token_ms": 1e3 * statistics.fmean(run.first_s for run in runs),
         "prefill_s": prefill_s,
     }
-
-
-def find_differences(name: str, prompts: Sequence[Prompt], model: CausalLM) -> Iterator[Difference]:
-    """The first difference of each prompt on which an output of `name` is not ours."""
-    for prompt in prompts:
-        if prompt.equal(name):
-            continue
-        at, expected = prompt.leading(name), prompt.expected
-        output = next(
-            run.token_ids
-            for run in prompt.runs[name]
-            if run.token_ids != expected and _common_prefix(expected, run.token_ids) == at
-        )
-        ours = expected[at] if at < len(expected) else None
-        theirs = output[at] if at < len(output) else None
-        gap = rank = None
-        if ours is not None and theirs is not None:
-            *_, (logits, _) = teacher_forced(model, [*prompt.token_ids, *expected[:at], ours])
-            last = logits[-1]
-            gap = float(last[ours] - last[theirs])
-            rank = 1 + int((last > last[theirs]).sum())
-        yield Difference(
-            name, prompt.prompt_set, prompt.prompt_id, at, ours, theirs, logit_gap=gap, rank=rank
-        )
 
 
 def _document(
@@ -375,11 +289,6 @@ def _table_row(entry: Mapping[str, Any], prompts: int) -> list[str]:
 def _turn(names: Sequence[str], turn: int) -> list[str]:
     first = turn % len(names)
     return [*names[first:], *names[:first]]
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    pairs = zip(a, b, strict=False)
-    return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
 
 
 def _prefill_ids(llm: LLM, count: int) -> list[int]:

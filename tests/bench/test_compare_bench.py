@@ -123,10 +123,10 @@ def test_a_near_tie_is_reported_and_the_peer_keeps_its_speed(
     recite: Recite,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from bench import compare
+    from bench.agreement import Difference
 
     options = recite(lambda output: [*output[:5], (output[5] + 1) % 256, *output[6:]])
-    monkeypatch.setattr(compare.Difference, "is_close", True)
+    monkeypatch.setattr(Difference, "is_close", True)
     status, document, output = bench(
         *arguments(tiny_model, prompt_file, "--without-transformers", *options)
     )
@@ -140,6 +140,13 @@ def test_a_near_tie_is_reported_and_the_peer_keeps_its_speed(
         assert difference["theirs"] == (difference["ours"] + 1) % 256
         assert difference["rank"] >= 2 and difference["logit_gap"] > 0
     assert "llama.cpp differs from our plain decoding: few few/0, output token 5" in output
+
+
+@pytest.mark.parametrize(("rank", "close"), [(1, True), (2, True), (3, False), (None, False)])
+def test_close_is_the_first_or_second_choice(bench: Any, rank: int | None, close: bool) -> None:
+    from bench.agreement import Difference
+
+    assert Difference("peer", "few", "0", 4, 7, 9, 0.1, rank).is_close == close
 
 
 def test_a_peer_with_another_model_gets_no_speed(
