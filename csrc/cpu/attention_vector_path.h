@@ -1,0 +1,244 @@
+// Attention of a tile by vectors, in fp32.
+//
+// Scores: lanes are keys, and every score is one chain of multiply-adds over the head's dimensions
+// in ascending order. Values: lanes are dimensions, and every output is one chain over the chunk's
+// positions in ascending order. Both are cut in pieces that keep the accumulators in registers.
+#pragma once
+
+#include "attention_rows.h"
+#include "attention_vectors.h"
+#include "simd.h"
+
+namespace ptd::cpu::PTD_ISA_NAMESPACE {
+
+#if PTD_ISA_LEVEL == 1  // sixteen registers, of which an F32x16 takes two
+inline constexpr int kPieceHeads = 3, kPieceKeys = 1, kPieceVectors = 2;
+#else
+inline constexpr int kPieceHeads = 4, kPieceKeys = 4, kPieceVectors = 4;
+#endif
+
+// Scores of kHeads queries [dim] with kKeys blocks of sixteen keys [dim][16].
+template <int kHeads, int kKeys>
+inline void score_piece(const float* queries, const float* keys, int dim, float* scores,
+                        int score_stride) {
+  F32x16 sums[kHeads][kKeys];
+  for (auto& head : sums) {
+    for (F32x16& sum : head) sum = zero16();
+  }
+  for (int d = 0; d < dim; ++d) {
+    F32x16 key[kKeys];
+    for (int b = 0; b < kKeys; ++b) key[b] = load16(keys + (b * dim + d) * 16);
+    for (int h = 0; h < kHeads; ++h) {
+      const F32x16 q = splat16(queries[h * dim + d]);
+      for (int b = 0; b < kKeys; ++b) sums[h][b] = fma(q, key[b], sums[h][b]);
+    }
+  }
+  for (int h = 0; h < kHeads; ++h) {
+    for (int b = 0; b < kKeys; ++b) store16(scores + h * score_stride + b * 16, sums[h][b]);
+  }
+}
+
+template <int kHeads>
+inline void score_heads(const float* queries, const float* keys, int blocks, int dim, float* scores,
+                        int score_stride) {
+  int b = 0;
+  for (; b + kPieceKeys <= blocks; b += kPieceKeys) {
+    score_piece<kHeads, kPieceKeys>(queries, keys + b * 16 * dim, dim, scores + b * 16,
+                                    score_stride);
+  }
+  for (; b < blocks; ++b) {
+    score_piece<kHeads, 1>(queries, keys + b * 16 * dim, dim, scores + b * 16, score_stride);
+  }
+}
+
+// Adds weight * value at positions [begin, end) to kHeads sums, kVectors * 16 dimensions wide.
+// `row` gives the values of a position.
+template <int kHeads, int kVectors, typename Row>
+inline void value_piece(const float* weights, int begin, int end, const Row& row, int column,
+                        float* sums, int sum_stride) {
+  F32x16 held[kHeads][kVectors];
+  for (int h = 0; h < kHeads; ++h) {
+    for (int v = 0; v < kVectors; ++v) held[h][v] = load16(sums + h * sum_stride + column + v * 16);
+  }
+  for (int k = begin; k < end; ++k) {
+    const auto* values = row(k) + column;
+    F32x16 value[kVectors];
+    for (int v = 0; v < kVectors; ++v) value[v] = load16(values + v * 16);
+    for (int h = 0; h < kHeads; ++h) {
+      const F32x16 weight = splat16(weights[h * kChunkKeys + k]);
+      for (int v = 0; v < kVectors; ++v) held[h][v] = fma(weight, value[v], held[h][v]);
+    }
+  }
+  for (int h = 0; h < kHeads; ++h) {
+    for (int v = 0; v < kVectors; ++v) store16(sums + h * sum_stride + column + v * 16, held[h][v]);
+  }
+}
+
+template <int kHeads, typename Row>
+inline void value_heads(const float* weights, int begin, int end, const Row& row, int dim,
+                        float* sums, int sum_stride) {
+  int column = 0;
+  for (; column + kPieceVectors * 16 <= dim; column += kPieceVectors * 16) {
+    value_piece<kHeads, kPieceVectors>(weights, begin, end, row, column, sums, sum_stride);
+  }
+  for (; column < dim; column += 16) {
+    value_piece<kHeads, 1>(weights, begin, end, row, column, sums, sum_stride);
+  }
+}
+
+// Calls piece(head, constant number of heads) for all of `heads`, in pieces of up to kPieceHeads.
+template <int kHeads>
+struct HeadCount {
+  static constexpr int value = kHeads;
+};
+template <typename Piece>
+inline void for_pieces(int heads, const Piece& piece) {
+  int h = 0;
+  for (; h + kPieceHeads <= heads; h += kPieceHeads) piece(h, HeadCount<kPieceHeads>());
+  switch (heads - h) {
+    case 3:
+      piece(h, HeadCount<3>());
+      break;
+    case 2:
+      piece(h, HeadCount<2>());
+      break;
+    case 1:
+      piece(h, HeadCount<1>());
+      break;
+    default:
+      break;
+  }
+}
+
+template <typename T>
+class VectorAttention {
+ public:
+  VectorAttention(const AttentionStep& step, unsigned char* memory)
+      : step_(step),
+        dim_(step.args.head_dim),
+        keys_(reinterpret_cast<float*>(memory + step.at.keys)),
+        step_keys_(reinterpret_cast<float*>(memory + step.at.step_keys)),
+        queries_(reinterpret_cast<float*>(memory + step.at.queries)),
+        scores_(reinterpret_cast<float*>(memory + step.at.scores)),
+        step_scores_(reinterpret_cast<float*>(memory + step.at.step_scores)),
+        staging_(reinterpret_cast<T*>(memory + step.at.staging)) {}
+
+  // Packs the keys of a chunk, as far as the nodes [first, end) see them.
+  void load(int head, int chunk, int first, int end) {
+    head_ = head;
+    base_ = chunk * kChunkKeys;
+    const std::int64_t offset = head * step_.args.kv_head_stride;
+    const T* keys = static_cast<const T*>(step_.args.k_cache) + offset;
+    values_ = static_cast<const T*>(step_.args.v_cache) + offset;
+    const int seen = step_.most_keys(first, end);
+    common_ = max_of(0, min_of(min_of(step_.common_keys(), seen) - base_, kChunkKeys));
+    pack(keys + static_cast<std::int64_t>(base_) * dim_, common_, keys_);
+    if (step_.tree() && common_ < kChunkKeys && base_ < seen) {
+      pack(keys + static_cast<std::int64_t>(step_.prefix) * dim_, end, step_keys_);
+    }
+  }
+
+  // The records of the heads of nodes [first, end), all within those of load(). Heads that see
+  // nothing of the chunk get none.
+  void attend(int first, int end, float* records) {
+    const int group = step_.at.group, heads = (end - first) * group;
+    const int seen = min_of(step_.most_keys(first, end) - base_, kChunkKeys);
+    if (seen <= 0) return;
+    for (int h = 0; h < heads; ++h) {
+      const T* query = step_.query<T>(first + h / group, head_ * group + h % group);
+      for (int d = 0; d < dim_; d += 16) store16(queries_ + h * dim_ + d, load16(query + d));
+    }
+    const int common = min_of(common_, seen);
+    score(heads, keys_, common, scores_, kChunkKeys);
+    const int step_stride = (end + 15) / 16 * 16;
+    if (seen > common) score(heads, step_keys_, end, step_scores_, step_stride);
+
+    for (int h = 0; h < heads; ++h) {
+      const int node = first + h / group;
+      const int n = min_of(step_.keys_of(node) - base_, kChunkKeys);
+      float* record = records + static_cast<std::int64_t>(h) * step_.at.record;
+      if (n <= 0) continue;
+      if (step_.tree()) {
+        const std::uint16_t* own = step_.ancestors_of(node);
+        const int skipped = step_.prefix - base_;
+        for (int k = common; k < n; ++k) {
+          scores_[h * kChunkKeys + k] = step_scores_[h * step_stride + own[k - skipped]];
+        }
+      }
+      float* scores = scores_ + h * kChunkKeys;
+      weigh_scores(scores, n, step_.args.scale, record[dim_], record[dim_ + 1],
+                   [&](int i, F32x16 weights) {
+                     store16(scores + i, weights);
+                     return weights;
+                   });
+      for (int d = 0; d < dim_; d += 16) store16(record + d, zero16());
+    }
+    weigh_values(first, end, records);
+  }
+
+ private:
+  // n rows of the cache in blocks of sixteen, the last one filled up with zeros.
+  void pack(const T* rows, int n, float* out) {
+    const std::int64_t block = static_cast<std::int64_t>(16) * dim_;
+    int k = 0;
+    for (; k + 16 <= n; k += 16, out += block) {
+      turn_keys(rows + static_cast<std::int64_t>(k) * dim_, dim_, out);
+    }
+    if (k == n) return;
+    const std::int64_t left = static_cast<std::int64_t>(n - k) * dim_;
+    std::memcpy(staging_, rows + static_cast<std::int64_t>(k) * dim_, left * sizeof(T));
+    std::memset(staging_ + left, 0, (block - left) * sizeof(T));
+    turn_keys(staging_, dim_, out);
+  }
+
+  void score(int heads, const float* keys, int n, float* scores, int stride) const {
+    for_pieces(heads, [&](int h, auto count) {
+      score_heads<decltype(count)::value>(queries_ + h * dim_, keys, (n + 15) / 16, dim_,
+                                          scores + h * stride, stride);
+    });
+  }
+
+  void weigh_values(int first, int end, float* records) const {
+    const int group = step_.at.group, stride = step_.at.record;
+    const T* base_row = values_ + static_cast<std::int64_t>(base_) * dim_;
+    const auto common_row = [&](int k) { return base_row + static_cast<std::int64_t>(k) * dim_; };
+    // What every node of the tile sees, in the same cache rows: all heads at once.
+    const int shared = max_of(0, min_of(common_, step_.keys_of(first) - base_));
+    const auto weigh = [&](int head, int heads, int begin, int stop, const auto& row) {
+      for_pieces(heads, [&](int h, auto count) {
+        value_heads<decltype(count)::value>(
+            scores_ + (head + h) * kChunkKeys, begin, stop, row, dim_,
+            records + static_cast<std::int64_t>(head + h) * stride, stride);
+      });
+    };
+    weigh(0, (end - first) * group, 0, shared, common_row);
+    const T* step_rows = values_ + static_cast<std::int64_t>(step_.prefix) * dim_;
+    for (int node = first; node < end; ++node) {
+      const int n = min_of(step_.keys_of(node) - base_, kChunkKeys);
+      if (n <= shared) continue;
+      if (step_.tree()) {
+        const std::uint16_t* own = step_.ancestors_of(node);
+        const int skipped = step_.prefix - base_;
+        weigh((node - first) * group, group, shared, n, [&](int k) {
+          return step_rows + static_cast<std::int64_t>(own[k - skipped]) * dim_;
+        });
+      } else {
+        weigh((node - first) * group, group, shared, n, common_row);
+      }
+    }
+  }
+
+  const AttentionStep& step_;
+  const int dim_;
+  float* keys_;
+  float* step_keys_;
+  float* queries_;
+  float* scores_;
+  float* step_scores_;
+  T* staging_;
+  const T* values_ = nullptr;
+  int head_ = 0, base_ = 0;
+  int common_ = 0;  // keys of the chunk that are in keys_
+};
+
+}  // namespace ptd::cpu::PTD_ISA_NAMESPACE
