@@ -66,7 +66,7 @@ def test_each_source_ends_the_output(
         named[0], named[1] = [third, named[0]], [named[1], third]
     path = write(tmp_path / "m", *named)
     llm = LLM.from_pretrained(str(path), drafter=drafter)
-    wanted = {id for value in named for id in (value if isinstance(value, list) else [value])}
+    wanted = {i for value in named for i in (value if isinstance(value, list) else [value])}
     assert set(llm.engine.eos_token_ids) == wanted
     result = llm.generate(PROMPT, SamplingParams(max_new_tokens=12))
     stop = output.index(end)
