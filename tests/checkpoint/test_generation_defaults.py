@@ -140,10 +140,20 @@ def test_what_transformers_writes_without_being_asked_is_silent() -> None:
         assert GenerationDefaults.from_hf(config.to_dict()) == GenerationDefaults()
     # Version 4 wrote the values under which a setting does nothing.
     neutral = {
-        **{"num_beams": 1, "num_beam_groups": 1, "num_return_sequences": 1, "min_length": 0},
-        **{"typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "diversity_penalty": 0.0},
-        **{"repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "length_penalty": 1.0},
-        **{"no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "bad_words_ids": None},
+        "num_beams": 1,
+        "num_beam_groups": 1,
+        "num_return_sequences": 1,
+        "min_length": 0,
+        "typical_p": 1.0,
+        "epsilon_cutoff": 0.0,
+        "eta_cutoff": 0.0,
+        "diversity_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "encoder_repetition_penalty": 1.0,
+        "length_penalty": 1.0,
+        "no_repeat_ngram_size": 0,
+        "encoder_no_repeat_ngram_size": 0,
+        "bad_words_ids": None,
     }
     read = GenerationDefaults.from_hf({**neutral, "do_sample": True})
     assert read.unsupported == ()
