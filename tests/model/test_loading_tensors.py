@@ -16,8 +16,10 @@ from ptd_engine.model import load_model
 from ptd_engine.model.config import ModelConfig
 from ptd_engine.model.weights import load_weights
 from ptd_engine.testing import tiny
+from ptd_engine.testing.compare import max_abs_diff
 
 from .directories import edit_config, edit_tensors, logits_of
+from .reference import TOLERANCE
 
 
 @pytest.fixture
@@ -65,10 +67,30 @@ def test_tied_with_a_stored_head_says_which_is_used(
     assert "using model.embed_tokens.weight" in caplog.text
 
 
-def test_added_tokens_without_config_are_an_error(llama: Path) -> None:
-    edit_tensors(llama, **{"model.embed_tokens.weight": torch.zeros(99, 64)})
-    with pytest.raises(CheckpointError, match="99 rows but vocab_size is 97"):
+@pytest.mark.parametrize(
+    "resized",
+    [
+        ("model.embed_tokens.weight", "lm_head.weight"),
+        ("model.embed_tokens.weight",),
+        ("lm_head.weight",),
+    ],
+)
+def test_added_tokens_without_config_are_an_error(resized: tuple[str, ...], llama: Path) -> None:
+    edit_tensors(llama, **{name: torch.zeros(99, 64) for name in resized})
+    with pytest.raises(CheckpointError, match=rf"{resized[0]}=.*99 rows but vocab_size is 97"):
         load_model(llama)
+
+
+def test_added_tokens_with_config_load(llama: Path) -> None:
+    plain = logits_of(llama)
+    names = ("model.embed_tokens.weight", "lm_head.weight")
+    stored = open_checkpoint(llama)
+    padded = {name: torch.cat((stored.tensor(name), torch.zeros(2, 64))) for name in names}
+    edit_tensors(llama, **padded)
+    edit_config(llama, vocab_size=99)
+    logits = logits_of(llama)
+    assert logits.shape[-1] == 99
+    assert max_abs_diff(logits[:, :97], plain) <= TOLERANCE
 
 
 def test_wrong_shape_names_tensor_and_shapes(llama: Path) -> None:
@@ -82,6 +104,14 @@ def test_missing_and_unexpected_tensors_are_listed(llama: Path) -> None:
     edit_tensors(llama, name, "model.norm.weight")
     with pytest.raises(CheckpointError, match=rf"lacks 2 tensors.*{name}.*model\.norm\.weight"):
         load_model(llama)
+
+
+def test_biases_that_the_family_has_are_not_optional(tmp_path: Path) -> None:
+    directory = tiny.save(tiny.build("qwen2"), tmp_path / "m")
+    biases = [f"model.layers.0.self_attn.{p}_proj.bias" for p in "kqv"]
+    edit_tensors(directory, *biases)
+    with pytest.raises(CheckpointError, match=rf"lacks 3 tensors.*{'.*'.join(biases)}"):
+        load_model(directory)
 
 
 def test_biases_that_the_config_denies_are_listed(tmp_path: Path) -> None:
