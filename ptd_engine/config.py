@@ -79,7 +79,8 @@ class SamplingParams:
     """How one request is decoded. The drafter never changes what these say.
 
     Attributes:
-        max_new_tokens: most tokens to generate; 0 returns at once.
+        max_new_tokens: most tokens to generate; 0 returns at once, None goes on to the context
+            limit.
         temperature: 0 is greedy (ties to the lowest token id).
         top_k: keep exactly the k most likely tokens; 0 is off.
         top_p: keep the smallest set of most likely tokens with at least this mass; 1 is off.
@@ -88,7 +89,13 @@ class SamplingParams:
             and plain sampling agree token for token wherever the backend rounds a row alike.
         stop_token_ids: more token ids that end the output (the id itself is kept), besides the
             model's end-of-sequence ids.
-        ignore_eos: the model's end-of-sequence ids do not stop; `stop_token_ids` still do.
+        ignore_eos: the model's end-of-sequence ids do not stop; `stop_token_ids` and `stop` still
+            do.
+        stop: a string, or several, that ends the output where it appears in the text, also across
+            tokens. The text is cut in front of the earliest match (the longest of those that begin
+            there); the token that completed it stays in the ids. Special tokens have no text: name
+            them in `stop_token_ids`.
+        include_stop_str: cut behind the match instead.
         verification: "coupled", or "recursive" (the paper's Algorithm 2: the same law, other random
             numbers; slower, for study).
 
@@ -98,7 +105,7 @@ class SamplingParams:
         ConfigError: a value is out of range, or a filter is set although temperature is 0.
     """
 
-    max_new_tokens: int = 128
+    max_new_tokens: int | None = 128
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -106,10 +113,14 @@ class SamplingParams:
     seed: int = 0
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    stop: str | Sequence[str] = ()
+    include_stop_str: bool = False
     verification: Verification = "coupled"
 
     def __post_init__(self) -> None:
-        _check_int("max_new_tokens", self.max_new_tokens, 0, 2**31 - 1)
+        if self.max_new_tokens is not None:
+            hint = "None goes on to the context limit."
+            _check_int("max_new_tokens", self.max_new_tokens, 0, 2**31 - 1, hint)
         _check_float("temperature", self.temperature, 0.0, 1e6, "0 is greedy decoding.")
         _check_int("top_k", self.top_k, 0, 2**24, "0 switches it off.")
         _check_float("top_p", self.top_p, 0.0, 1.0, "1 switches it off.")
@@ -124,6 +135,10 @@ class SamplingParams:
                 "verification", self.verification, "'coupled' or 'recursive'"
             )
         self._check_stop_ids()
+        self._check_stop_strings()
+        for field in ("ignore_eos", "include_stop_str"):
+            if not isinstance(getattr(self, field), bool):
+                raise ConfigError.for_field(field, getattr(self, field), "True or False")
         self._check_contradictions()
 
     def _check_stop_ids(self) -> None:
@@ -135,6 +150,25 @@ class SamplingParams:
             )
         for i in ids:
             _check_int("stop_token_ids", i, 0, 2**31 - 1)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as a tuple, whichever form it was given in."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def _check_stop_strings(self) -> None:
+        hint = "Token ids go into stop_token_ids."
+        ok = isinstance(self.stop, Sequence) and not isinstance(self.stop, bytes | bytearray)
+        if not ok:
+            raise ConfigError.for_field("stop", self.stop, "a string or a list of strings", hint)
+        for index, item in enumerate(self.stop_strings):
+            field = "stop" if isinstance(self.stop, str) else f"stop[{index}]"
+            if not isinstance(item, str):
+                raise ConfigError.for_field(field, item, "a string", hint)
+            if not item:
+                raise ConfigError.for_field(
+                    field, item, "at least one character", "Leave it out to stop nowhere."
+                )
 
     def _check_contradictions(self) -> None:
         if self.temperature > 0:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ptd_engine import _core
@@ -54,7 +54,7 @@ class Engine:
         self.max_seq_len = max_seq_len
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
-        self._gate = _Gate()
+        self._turnstile = _Turnstile()
 
     def check_prompt(self, prompt: Sequence[int]) -> None:
         """Raise PromptError for a prompt that cannot be served."""
@@ -75,43 +75,101 @@ class Engine:
                     f"prompt[{index}]", token, f"a token id from 0 to {self.vocab_size - 1}"
                 )
 
-    def generate(self, prompt: Sequence[int], params: SamplingParams) -> Generation:
+    def generate(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        stop_check: Callable[[int], bool] | None = None,
+    ) -> Generation:
         """Begin a request; iterate over the result to run it.
+
+        Args:
+            prompt: token ids.
+            params: how to decode.
+            stop_check: asked about every output token, in order, also within a step; true ends the
+                output with that token. An engine knows no text: this is how stop strings get in.
 
         Raises:
             PromptError: the prompt is empty, too long or holds ids outside the vocabulary.
+            ConfigError: no params, or stop strings without the check that finds them.
         """
         self.check_prompt(prompt)
-        if not isinstance(params, SamplingParams):
-            raise ConfigError.for_field("params", params, "a SamplingParams object")
-        return Generation(self, [int(token) for token in prompt], params)
+        if check_params(params).stop_strings and stop_check is None:
+            raise ConfigError.for_field(
+                "stop", params.stop, "() without a stop_check", "LLM.generate takes stop strings."
+            )
+        return Generation(self, [int(token) for token in prompt], params, stop_check)
+
+
+def check_params(params: SamplingParams) -> SamplingParams:
+    """Return `params`; raise ConfigError for anything but SamplingParams."""
+    if not isinstance(params, SamplingParams):
+        raise ConfigError.for_field("params", params, "a SamplingParams object")
+    return params
 
 
 class Generation:
     """One request: an iterator over its steps.
 
-    The engine is taken at the first step and given back at the end, on an error, or on `close`.
+    The engine is taken at the first step and given back with the last one, on an error, on `close`,
+    and when the object is dropped. `close` may come from any thread; everything else belongs to the
+    thread that iterates.
     """
 
-    def __init__(self, engine: Engine, prompt: list[int], params: SamplingParams) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        prompt: list[int],
+        params: SamplingParams,
+        stop_check: Callable[[int], bool] | None,
+    ) -> None:
         self._engine = engine
         self._prompt = prompt
         self._params = params
+        self._stop_check = stop_check
         self._session: _core.Session | None = None
         self._times = {"plan_time_s": 0.0, "forward_time_s": 0.0, "commit_time_s": 0.0}
         self._first_token_s = 0.0
         self._total_s = 0.0
-        self._steps = self._run()
+        self._turn = threading.Lock()  # held while a step runs, and to give the engine back
+        self._has_engine = False
+        self._closed = False
 
     def __iter__(self) -> Iterator[StepTokens]:
         return self
 
     def __next__(self) -> StepTokens:
-        return next(self._steps)
+        if not self._turn.acquire(blocking=False):
+            if self._closed:
+                raise StopIteration
+            raise EngineError("This generation is at a step already: read it from one place.")
+        try:
+            step = self._advance()
+        except BaseException:  # the end of the output among them
+            self._closed = True
+            self._give_back()
+            raise
+        finally:
+            self._turn.release()
+        # Also if `close` came during the step: whoever comes last gives the engine back.
+        if self._closed or self.finish_reason is not None:
+            self.close()
+        return step
 
     def close(self) -> None:
-        """Cancel: the engine is free for the next request at once."""
-        self._steps.close()
+        """Cancel, from any thread: the engine is free at once, or after the step that is running.
+
+        That step is still handed out; then the iteration ends.
+        """
+        self._closed = True
+        if self._turn.acquire(blocking=False):
+            try:
+                self._give_back()
+            finally:
+                self._turn.release()
+
+    def __del__(self) -> None:
+        self.close()
 
     @property
     def token_ids(self) -> list[int]:
@@ -146,17 +204,19 @@ class Generation:
         stop_ids = list(params.stop_token_ids)
         if not params.ignore_eos:
             stop_ids += engine.eos_token_ids
+        budget = params.max_new_tokens
         return _core.Session(
             self._prompt,
             engine.drafter,
             max_seq_len=engine.max_seq_len,
-            max_new_tokens=params.max_new_tokens,
+            max_new_tokens=engine.max_seq_len if budget is None else budget,
             temperature=params.temperature,
             top_k=params.top_k,
             top_p=params.top_p,
             min_p=params.min_p,
             seed=params.seed,
             stop_ids=stop_ids,
+            stop_check=self._stop_check,
             max_path=runner.max_path,
             output_top_k=runner.top_k,
             max_nodes=runner.max_nodes,
@@ -164,21 +224,37 @@ class Generation:
             node_buckets=runner.node_buckets,
         )
 
-    def _run(self) -> Generator[StepTokens, None, None]:
-        gate = self._engine._gate
-        with gate:
-            start = time.perf_counter()
-            session = self._session = self._make_session()
-            if not session.finished:
-                self._engine.runner.prefill(self._prompt[:-1], prompt_len=len(self._prompt))
-            while not session.finished:
-                step = self._step(session)
-                # What the consumer does between two steps is not the engine's time.
-                self._total_s += time.perf_counter() - start
-                self._first_token_s = self._first_token_s or self._total_s
-                yield step
-                gate.taken_by_this_thread()
-                start = time.perf_counter()
+    def _advance(self) -> StepTokens:
+        if self._closed or self.finish_reason is not None:
+            raise StopIteration
+        if self._session is None:
+            self._start()
+        else:
+            self._engine._turnstile.passed_on()
+        session = self._session
+        if session is None or session.finished or self._closed:
+            raise StopIteration
+        start = time.perf_counter()
+        step = self._step(session)
+        self._total_s += time.perf_counter() - start
+        self._first_token_s = self._first_token_s or self._total_s
+        return step
+
+    def _start(self) -> None:
+        """Take the engine, begin the session, run the prompt; nothing if cancelled meanwhile."""
+        if not self._engine._turnstile.enter(lambda: self._closed):
+            return
+        self._has_engine = True
+        start = time.perf_counter()
+        session = self._session = self._make_session()
+        if not session.finished:
+            self._engine.runner.prefill(self._prompt[:-1], prompt_len=len(self._prompt))
+        self._total_s = time.perf_counter() - start
+
+    def _give_back(self) -> None:
+        if self._has_engine:
+            self._has_engine = False
+            self._engine._turnstile.leave()
 
     def _step(self, session: _core.Session) -> StepTokens:
         runner, times = self._engine.runner, self._times
@@ -204,18 +280,18 @@ class Generation:
         return StepTokens(tokens, accepted)
 
 
-class _Gate:
+_POLL_S = 0.05  # how soon a waiting request notices that it was cancelled
+
+
+class _Turnstile:
     """One request at a time. Other threads wait; the same thread would for ever, so it errs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._owner: int | None = None
 
-    def taken_by_this_thread(self) -> None:
-        """Note who reads the stream now: it may have moved to another thread."""
-        self._owner = threading.get_ident()
-
-    def __enter__(self) -> None:
+    def enter(self, cancelled: Callable[[], bool]) -> bool:
+        """Wait for the engine; false if the request was cancelled meanwhile."""
         me = threading.get_ident()
         if self._owner == me and self._lock.locked():
             gc.collect()  # a stream that was dropped may still be held by a reference cycle
@@ -224,9 +300,17 @@ class _Gate:
                 "The engine is busy with another generation of this thread (a stream that is not "
                 "read to its end). Exhaust it or call its close() before the next request."
             )
-        self._lock.acquire()
+        while not self._lock.acquire(timeout=_POLL_S):
+            if cancelled():
+                return False
         self._owner = me
+        return True
 
-    def __exit__(self, *_: object) -> None:
+    def passed_on(self) -> None:
+        """Note who reads the stream now: it may have moved to another thread."""
+        self._owner = threading.get_ident()
+
+    def leave(self) -> None:
+        """Free the engine; any thread may do it for the one that entered."""
         self._owner = None
         self._lock.release()

@@ -7,7 +7,8 @@ print(llm.generate("The sky is", SamplingParams(max_new_tokens=32)).text)
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 
 import torch
 
@@ -15,11 +16,11 @@ from ptd_engine import _core, hub, text
 from ptd_engine.checkpoint import open_checkpoint
 from ptd_engine.config import MAX_TREE_NODES, SamplingParams
 from ptd_engine.drafters import DrafterSpec, make_drafter, resolve
-from ptd_engine.engine import Engine, Generation
+from ptd_engine.engine import Engine, Generation, check_params
 from ptd_engine.errors import ConfigError, PromptError, UnavailableError
 from ptd_engine.model import CausalLM, ModelConfig, load_model
 from ptd_engine.model.config import MAX_CONTEXT
-from ptd_engine.outputs import Chunk, GenerationOutput, Usage
+from ptd_engine.outputs import Chunk, ChunkStream, GenerationOutput, Usage
 from ptd_engine.runner import EagerRunner
 
 # Without max_seq_len the cache is made for the model's context, up to this many tokens: models that
@@ -149,14 +150,13 @@ class LLM:
         """
         return _last_output(self.stream(prompt, params))
 
-    def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None
-    ) -> Generator[Chunk, None, None]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> ChunkStream:
         """Generate, yielding a chunk a step and a final one with the whole output.
 
-        A stream that is dropped or closed early frees the engine at once. Errors as `generate`.
+        A stream that is dropped or closed early, by any thread, frees the engine at once. Errors as
+        `generate`.
         """
-        return self._stream(self.encode(prompt), params or SamplingParams())
+        return self._stream(self.encode(prompt), params)
 
     def chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None
@@ -170,29 +170,43 @@ class LLM:
 
     def stream_chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None
-    ) -> Generator[Chunk, None, None]:
+    ) -> ChunkStream:
         """As `chat`, in chunks."""
-        return self._stream(self.encode_chat(messages), params or SamplingParams())
+        return self._stream(self.encode_chat(messages), params)
 
-    def _stream(self, ids: list[int], params: SamplingParams) -> Generator[Chunk, None, None]:
+    def _stream(self, ids: list[int], params: SamplingParams | None) -> ChunkStream:
         # Not a generator itself: a bad prompt shall fail at the call, not at the first chunk.
-        return self._chunks(ids, self.engine.generate(ids, params))
-
-    def _chunks(self, ids: list[int], generation: Generation) -> Generator[Chunk, None, None]:
+        params = check_params(SamplingParams() if params is None else params)
         decoder = self.tokenizer.decode_stream()
+        stops = None
+        if params.stop_strings:
+            stops = text.StopStrings(decoder, params.stop_strings, include=params.include_stop_str)
+        generation = self.engine.generate(ids, params, None if stops is None else stops.stops_at)
+        return ChunkStream(self._chunks(ids, generation, decoder, stops), generation.close)
+
+    def _chunks(
+        self,
+        ids: list[int],
+        generation: Generation,
+        decoder: text.IncrementalDecoder,
+        stops: text.StopStrings | None,
+    ) -> Generator[Chunk, None, None]:
         pieces: list[str] = []
         try:
             for step in generation:
-                pieces.append(decoder.push(step.token_ids))
+                # With stop strings the session has shown the step's tokens to `stops` already.
+                pieces.append(decoder.push(step.token_ids) if stops is None else stops.take())
                 yield Chunk(pieces[-1], step.token_ids, step.accepted)
         finally:
             generation.close()
-        pieces.append(decoder.flush())
+        if generation.finish_reason is None:  # closed by another thread
+            return
+        pieces.append(decoder.flush() if stops is None else stops.finish())
         token_ids = generation.token_ids
         output = GenerationOutput(
             text="".join(pieces),
             token_ids=token_ids,
-            finish_reason=generation.finish_reason or "length",
+            finish_reason=generation.finish_reason,
             usage=Usage(prompt_tokens=len(ids), completion_tokens=len(token_ids)),
             stats=generation.stats,
         )
@@ -265,9 +279,10 @@ def _check_needs(needs: _core.DrafterNeeds, vocab_size: int) -> None:
             raise ConfigError.for_field(f"drafter.needs().{field}", value, f"0 to {most}")
 
 
-def _last_output(chunks: Iterable[Chunk]) -> GenerationOutput:
+def _last_output(chunks: ChunkStream) -> GenerationOutput:
     output: GenerationOutput | None = None
-    for chunk in chunks:
-        output = chunk.output
+    with closing(chunks):
+        for chunk in chunks:
+            output = chunk.output
     assert output is not None  # the final chunk always carries it
     return output

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Literal
 
 from ptd_engine.metrics import GenerationStats
@@ -28,10 +30,11 @@ class GenerationOutput:
     """A finished generation.
 
     Attributes:
-        text: the decoded output, special tokens left out.
-        token_ids: every generated token; an end-of-sequence id that stopped it is the last.
-        finish_reason: "stop" (an end-of-sequence or stop id) or "length" (max_new_tokens or the
-            context limit).
+        text: the decoded output, special tokens left out, cut at the stop string that ended it.
+        token_ids: every generated token; the one that stopped it (an end-of-sequence id, a stop id,
+            the token that completed a stop string) is the last.
+        finish_reason: "stop" (one of those) or "length" (max_new_tokens or the context limit). At
+            one token "stop" goes before "length".
         usage: token counts.
         stats: how it was decoded.
     """
@@ -48,8 +51,8 @@ class Chunk:
     """A piece of a stream: what one step added.
 
     Attributes:
-        text: new text; may be empty while a character is incomplete. The chunks' texts join to the
-            output's text.
+        text: new text; may be empty while a character is incomplete or a stop string may have
+            begun. The chunks' texts join to the output's text.
         token_ids: the step's tokens (empty in the final chunk).
         accepted: how many of them, from the first on, were drafted.
         output: the whole result, in the final chunk only.
@@ -64,3 +67,43 @@ class Chunk:
     def finish_reason(self) -> FinishReason | None:
         """Why the output ended, in the final chunk; None before."""
         return self.output.finish_reason if self.output is not None else None
+
+
+class ChunkStream(Generator[Chunk, None, None]):
+    """The chunks of one request, a generator that any thread may close.
+
+    `close` cancels the request: the engine is free at once, or, where a step is running, after that
+    step. The final chunk is missing then. Dropping the stream does the same.
+    """
+
+    def __init__(self, chunks: Generator[Chunk, None, None], cancel: Callable[[], None]) -> None:
+        """Wrap the chunks of a request.
+
+        Args:
+            chunks: ends without a final chunk when the request was cancelled.
+            cancel: cancels the request; may be called at any time, from any thread.
+        """
+        self._chunks = chunks
+        self._cancel = cancel
+        self._closed = False
+
+    def send(self, value: None) -> Chunk:
+        """Wait for the next chunk."""
+        if self._closed:
+            raise StopIteration
+        return self._chunks.send(value)
+
+    def throw(
+        self,
+        typ: type[BaseException] | BaseException,
+        val: BaseException | object = None,
+        tb: TracebackType | None = None,
+    ) -> Chunk:
+        """Cancel the request and raise the exception."""
+        self.close()
+        return super().throw(typ, val, tb)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """Cancel the request; does nothing after its end."""
+        self._closed = True
+        self._cancel()

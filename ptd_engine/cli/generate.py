@@ -35,6 +35,7 @@ def generate(
         ),
     ] = False,
     max_new_tokens: opt.MaxNewTokens = 128,
+    stop: opt.Stop = None,
     temperature: opt.Temperature = 0.0,
     top_k: opt.TopK = 0,
     top_p: opt.TopP = 1.0,
@@ -62,6 +63,7 @@ def generate(
         top_p=top_p,
         min_p=min_p,
         seed=seed,
+        stop=stop or (),
     )
     from ptd_engine.llm import LLM
 

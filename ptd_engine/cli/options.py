@@ -60,6 +60,14 @@ MaxNewTokens = Annotated[
     int,
     typer.Option(metavar="N", help="Most tokens of an answer."),
 ]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TEXT",
+        help="End an answer in front of this text. May be given several times.",
+        show_default=False,
+    ),
+]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopK = Annotated[
     int,

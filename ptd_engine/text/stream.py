@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Sequence
 
 from ptd_engine.text.decoder_stages import Stage
@@ -36,16 +37,24 @@ class IncrementalDecoder:
     def push(self, ids: Sequence[int]) -> str:
         """The text that became final with these ids; may be empty."""
         tokens = [token for token in map(self._token_of, ids) if token is not None]
-        return self._through([t for t in tokens if t not in self._skipped], 0)
+        return _through(self._stages, [t for t in tokens if t not in self._skipped])
 
     def flush(self) -> str:
         """The text that was kept back, once; to be called after the last `push`."""
-        text = ""
-        for index, stage in enumerate(self._stages):
-            text += self._through(stage.flush(), index + 1)
-        return text
+        return _flush(self._stages)
 
-    def _through(self, tokens: Sequence[str], start: int) -> str:
-        for stage in self._stages[start:]:
-            tokens = stage.push(tokens)
-        return "".join(tokens)
+    def pending(self) -> str:
+        """What `flush` would return now; nothing changes."""
+        return _flush(copy.deepcopy(self._stages))
+
+
+def _flush(stages: Sequence[Stage]) -> str:
+    return "".join(
+        _through(stages[index + 1 :], stage.flush()) for index, stage in enumerate(stages)
+    )
+
+
+def _through(stages: Sequence[Stage], tokens: Sequence[str]) -> str:
+    for stage in stages:
+        tokens = stage.push(tokens)
+    return "".join(tokens)

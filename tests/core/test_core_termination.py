@@ -1,4 +1,4 @@
-"""Where a request ends, and what is counted: A1, A2, A11, A13, A14, B4, B9, B10, H1, H2, H4."""
+"""Where a request ends, and what is counted, in the core alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def forced(prompt: list[int], *trees: list[tuple[int, int]], **kwargs: object) -
     return Session(prompt, FixedTrees(*trees), **options)
 
 
-def test_a1_output_ends_at_an_eos_accepted_inside_a_block() -> None:
+def test_output_ends_at_an_eos_accepted_inside_a_block() -> None:
     session = forced([4], chain(5, 6, 2, 7), stop_ids=[2])
     streamed = list(run(session, [4], follow))
     assert streamed == [[5, 6, 2]]
@@ -33,7 +33,7 @@ def test_a1_output_ends_at_an_eos_accepted_inside_a_block() -> None:
 
 
 @pytest.mark.parametrize("drafter", ["forced", "ptd"])
-def test_a1_every_token_in_turn_is_declared_to_be_the_eos(drafter: str) -> None:
+def test_every_token_in_turn_is_declared_to_be_the_eos(drafter: str) -> None:
     model, prompt = hashed(40, 3, 1), [1, 2, 3]
     plain: list[int] = []
     while len(plain) < 30:
@@ -48,7 +48,7 @@ def test_a1_every_token_in_turn_is_declared_to_be_the_eos(drafter: str) -> None:
 
 
 @pytest.mark.parametrize("n", range(10))
-def test_a2_never_more_than_max_new_tokens(n: int) -> None:
+def test_never_more_than_max_new_tokens(n: int) -> None:
     session = forced([4], chain(5, 6, 2, 7, 8, 9, 10, 11), max_new_tokens=n)
     calls: list[int] = []
 
@@ -61,7 +61,7 @@ def test_a2_never_more_than_max_new_tokens(n: int) -> None:
     assert session.stats["steps"] == bool(calls) == (n > 0)
 
 
-def test_a2_an_eos_as_the_last_allowed_token_is_a_stop() -> None:
+def test_an_eos_as_the_last_allowed_token_is_a_stop() -> None:
     session = forced([4], chain(5, 6, 2), max_new_tokens=3, stop_ids=[2])
     assert generate(session, [4], follow) == [5, 6, 2]
     assert session.finish_reason == "stop"
@@ -69,7 +69,7 @@ def test_a2_an_eos_as_the_last_allowed_token_is_a_stop() -> None:
 
 @pytest.mark.parametrize("prompt_len", range(1, 32))
 @pytest.mark.parametrize("drafter", ["forced", "ptd"])
-def test_a11_generates_exactly_up_to_the_context_limit(prompt_len: int, drafter: str) -> None:
+def test_generates_exactly_up_to_the_context_limit(prompt_len: int, drafter: str) -> None:
     model = hashed(6, 1, 1)
     prompt = [(7 * i) % 6 for i in range(prompt_len)]
     plain = list(prompt)
@@ -88,7 +88,7 @@ def test_a11_generates_exactly_up_to_the_context_limit(prompt_len: int, drafter:
 
 
 @pytest.mark.parametrize("prompt_len", [32, 33, 100])
-def test_a11_a_prompt_that_fills_the_context_is_refused(prompt_len: int) -> None:
+def test_a_prompt_that_fills_the_context_is_refused(prompt_len: int) -> None:
     with pytest.raises(InvalidArgument, match=f"{prompt_len}.*at most 31"):
         forced([1] * prompt_len, chain(1), max_seq_len=32)
 
@@ -100,7 +100,7 @@ def test_empty_prompts_and_negative_limits_are_refused() -> None:
         forced([1], chain(1), max_new_tokens=-1)
 
 
-def test_a13_counters_take_the_emitted_tokens_only() -> None:
+def test_counters_take_the_emitted_tokens_only() -> None:
     session = forced([4], chain(5, 6, 2, 7, 8), stop_ids=[2])
     generate(session, [4], follow)
     stats = session.stats
@@ -113,7 +113,7 @@ def test_a13_counters_take_the_emitted_tokens_only() -> None:
     assert (short.stats["tokens"], short.stats["accepted"]) == (2, 2)
 
 
-def test_a14_a_rejected_eos_draft_does_not_end_the_request() -> None:
+def test_a_rejected_eos_draft_does_not_end_the_request() -> None:
     session = forced([4], [(2, -1), (5, -1)], chain(99), stop_ids=[2])
     steps = run(session, [4], follow)
     assert next(steps) == [5, 6]
@@ -122,7 +122,7 @@ def test_a14_a_rejected_eos_draft_does_not_end_the_request() -> None:
     assert session.finish_reason == "stop"
 
 
-def test_a14_an_eos_drafted_by_ptd_does_not_end_the_request() -> None:
+def test_an_eos_drafted_by_ptd_does_not_end_the_request() -> None:
     """Draft rows meet an EOS long before the output does."""
 
     def model(context: list[int]) -> int:
@@ -137,7 +137,7 @@ def test_a14_an_eos_drafted_by_ptd_does_not_end_the_request() -> None:
 
 
 @pytest.mark.parametrize("tree", [chain(9), chain(5, 6, 2), chain(5, 99)])
-def test_b4_the_cache_holds_all_but_the_pending_token(tree: list[tuple[int, int]]) -> None:
+def test_the_cache_holds_all_but_the_pending_token(tree: list[tuple[int, int]]) -> None:
     session = forced([13, 4], tree, chain(1), tree)
     assert session.kv_len == 1
     for _ in run(session, [13, 4], follow):  # run() checks kv_len and the cache at each step
@@ -145,7 +145,7 @@ def test_b4_the_cache_holds_all_but_the_pending_token(tree: list[tuple[int, int]
     assert len(session.token_ids) == 40
 
 
-def test_b4_a_branching_path_moves_its_rows_in_place() -> None:
+def test_a_branching_path_moves_its_rows_in_place() -> None:
     # Accepted rows 2, 5, 6: sources overlap the destinations 1, 2, 3.
     tree = [(9, -1), (5, -1), (8, 0), (9, 1), (6, 1), (2, 4)]
     session = forced([4], tree, chain(1), tree)
@@ -155,13 +155,13 @@ def test_b4_a_branching_path_moves_its_rows_in_place() -> None:
     assert session.kv_len == 5
 
 
-def test_b9_a_draft_is_not_accepted_unverified() -> None:
+def test_a_draft_is_not_accepted_unverified() -> None:
     session = forced([1, 1, 1], chain(1), max_new_tokens=1)
     assert generate(session, [1, 1, 1], lambda context: 4) == [4]
     assert session.stats["accepted"] == 0
 
 
-def test_b10_the_candidate_budget_is_the_one_asked_for() -> None:
+def test_the_candidate_budget_is_the_one_asked_for() -> None:
     prompt, model = [1, 2, 3], hashed(12, 1, 3)
     drafter = PTDDrafter(width=2, max_candidate_nodes=7)
     session = Session(prompt, drafter, max_seq_len=512, max_new_tokens=200)
@@ -178,7 +178,7 @@ def test_b10_the_candidate_budget_is_the_one_asked_for() -> None:
     assert full > 20
 
 
-def test_h1_three_steps_that_accept_0_2_1_of_4() -> None:
+def test_three_steps_that_accept_0_2_1_of_4() -> None:
     session = forced(
         [4],
         chain(9, 9, 9, 9),
@@ -197,7 +197,7 @@ def test_h1_three_steps_that_accept_0_2_1_of_4() -> None:
     assert 1 + stats["accepted"] / stats["steps"] == 2.0
 
 
-def test_h2_nothing_drafted_gives_zero_counts() -> None:
+def test_nothing_drafted_gives_zero_counts() -> None:
     session = forced([4], [], max_new_tokens=5)
     generate(session, [4], follow)
     stats = session.stats
@@ -206,7 +206,7 @@ def test_h2_nothing_drafted_gives_zero_counts() -> None:
     assert "NaN" not in json.dumps(stats)
 
 
-def test_h4_the_papers_identity_holds_on_the_counters() -> None:
+def test_the_papers_identity_holds_on_the_counters() -> None:
     prompt, model = [1, 2, 3], hashed(30, 7, 2)
     session = Session(prompt, PTDDrafter(), max_seq_len=512, max_new_tokens=150)
     generate(session, prompt, model)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from reference_bpe import BYTES
 from text_samples import varied_strings
 from tokenizers import Tokenizer as Backend
@@ -72,6 +74,37 @@ def test_any_ids_decode_as_the_library_decodes_them(tokenizer: Tokenizer, skip: 
         ]
         chunks = chunks_of(tokenizer, pool, [rng.randint(1, 3)], skip)
         assert "".join(chunks) == tokenizer.hf.decode(pool, skip_special_tokens=skip)
+
+
+def test_no_arrangement_of_steps_changes_the_text(tokenizer: Tokenizer) -> None:
+    size, raw = len(tokenizer.hf), byte_ids(tokenizer, bytes(range(256)))
+    one_id = st.integers(0, size + 2) | st.sampled_from(raw)  # the last ids are no tokens
+
+    @settings(settings.get_profile("ci"), max_examples=300)
+    @given(
+        ids=st.lists(one_id, max_size=24) | st.text(max_size=12).map(tokenizer.encode),
+        sizes=st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(any),
+        skip=st.booleans(),
+    )
+    def check(ids: list[int], sizes: list[int], skip: bool) -> None:
+        whole = tokenizer.decode(ids, skip_special_tokens=skip)
+        chunks = chunks_of(tokenizer, ids, sizes, skip)
+        assert "".join(chunks) == whole
+        assert LOST in whole or not any(LOST in chunk for chunk in chunks)
+
+    check()
+
+
+def test_what_is_pending_is_what_flush_would_return(tokenizer: Tokenizer) -> None:
+    stream = tokenizer.decode_stream()
+    for token in byte_ids(tokenizer, "é世😀".encode() + b"\xe4"):
+        before = stream.pending()
+        assert before == stream.pending()
+        assert stream.push([]) == ""
+        assert before == stream.pending()
+        stream.push([token])
+    assert stream.pending() == stream.flush() != ""
+    assert stream.pending() == ""
 
 
 def test_valid_prefix_is_emitted_before_the_end(tokenizer: Tokenizer) -> None:
