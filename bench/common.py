@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ptd_engine import _core
 from ptd_engine.cli.prompts import PromptItem, read_prompts
 from ptd_engine.config import PTDConfig
@@ -47,9 +49,12 @@ class DrafterChoice:
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """MODEL, --dtype, --device and --kernels, as in `LLM.from_pretrained`."""
     parser.add_argument("model", help='a directory, a .gguf file, a hub id, or "demo"')
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    parser.add_argument(
+        "--dtype", default="auto", help="auto, float32, bfloat16, float16, int8 or int4"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--kernels", default="auto", help="auto or a backend's name")
+    parser.add_argument("--threads", type=positive, help="of the CPU kernels; default: torch's")
 
 
 def model_settings(args: argparse.Namespace, model: CausalLM) -> dict[str, Any]:
@@ -57,8 +62,9 @@ def model_settings(args: argparse.Namespace, model: CausalLM) -> dict[str, Any]:
     is_path = Path(args.model).exists()
     return {
         "model": Path(args.model).name if is_path else args.model,
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": model.precision,
         "device": str(model.device),
+        "threads": args.threads or torch.get_num_threads(),
         "kernels": {choice.op: choice.backend for choice in model.ops.describe()},
     }
 

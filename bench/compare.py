@@ -85,7 +85,12 @@ def run(args: argparse.Namespace) -> Document:
         raise ConfigError("--llama-python and --llama-gguf belong together: give both or neither.")
     sets = load_prompts(args.prompts, args.limit)
     base = LLM.from_pretrained(
-        args.model, dtype=args.dtype, device=args.device, kernels=args.kernels, drafter="none"
+        args.model,
+        dtype=args.dtype,
+        device=args.device,
+        kernels=args.kernels,
+        num_threads=args.threads,
+        drafter="none",
     )
     model, limit = base.model, base.engine.max_seq_len
     if args.llama_python is not None and model.device.type != "cpu":
@@ -120,7 +125,7 @@ def run(args: argparse.Namespace) -> Document:
                 args.llama_python,
                 args.llama_gguf,
                 context=length,
-                threads=torch.get_num_threads(),
+                threads=args.threads or torch.get_num_threads(),
                 stop_ids=stop_ids,
             )
             field["llama.cpp"] = stack.enter_context(peer)
@@ -257,7 +262,7 @@ def _document(
 def _title(settings: Mapping[str, Any]) -> str:
     return (
         f"compare: {settings['model']}, {settings['device']}, greedy, at most "
-        f"{settings['max_new_tokens']} tokens, {torch.get_num_threads()} threads, median of "
+        f"{settings['max_new_tokens']} tokens, {settings['threads']} threads, median of "
         f"{settings['repeats']} (tok/s: after the first step; agreement: with our plain decoding)"
     )
 

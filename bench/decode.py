@@ -69,7 +69,12 @@ def run(args: argparse.Namespace) -> Document:
     )
     sets = load_prompts(args.prompts, args.limit)
     base = LLM.from_pretrained(
-        args.model, dtype=args.dtype, device=args.device, kernels=args.kernels, drafter=PLAIN
+        args.model,
+        dtype=args.dtype,
+        device=args.device,
+        kernels=args.kernels,
+        num_threads=args.threads,
+        drafter=PLAIN,
     )
     as_chat = chat_form(base, False if args.raw else None)
     prompts = [

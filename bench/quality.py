@@ -60,7 +60,12 @@ def run(args: argparse.Namespace) -> Document:
     settings: dict[str, Any] = {}
     for dtype in [reference, *others]:  # one model at a time
         llm = LLM.from_pretrained(
-            args.model, dtype=dtype, device=args.device, kernels=args.kernels, drafter="none"
+            args.model,
+            dtype=dtype,
+            device=args.device,
+            kernels=args.kernels,
+            num_threads=args.threads,
+            drafter="none",
         )
         token_ids = llm.encode(text)[: args.limit]
         if len(token_ids) < 2:

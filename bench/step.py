@@ -72,6 +72,7 @@ def run(args: argparse.Namespace) -> Document:
         dtype=args.dtype,
         device=args.device,
         kernels=args.kernels,
+        num_threads=args.threads,
         max_seq_len=max(args.prefix) + _MAX_DEPTH + 1,
         drafter=drafter_of_size(rows[-1]),
     )

@@ -198,3 +198,126 @@ class Session:
     def tree(self) -> TreeBuilder: ...
     @property
     def stats(self) -> SessionStats: ...
+
+# --- CPU kernels: addresses in, nothing out; csrc/include/ptd/cpu/kernels.h describes each. ------
+
+def cpu_isas() -> dict[str, str]:
+    """Instruction sets by name, each with the reason why it is not available here, "" if it is."""
+
+def cpu_best_isa() -> str: ...
+
+class CpuWeight:
+    """A packed matrix at `block`, 64-byte aligned memory of the caller's of `nbytes` bytes."""
+
+    def __init__(
+        self, format: str, out_features: int, in_features: int, bias: bool, block: int
+    ) -> None: ...
+    @staticmethod
+    def nbytes(format: str, out_features: int, in_features: int, bias: bool) -> int: ...
+    def pack(self, source_is_bf16: bool, source: int, bias: int) -> None: ...
+
+class CpuProgram:
+    """Recorded operations; its length counts their stages."""
+
+    def __len__(self) -> int: ...
+
+class CpuExecutor:
+    """A team of threads that runs kernels of one instruction set ("auto": the best one here)."""
+
+    def __init__(self, isa: str, num_threads: int) -> None: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def num_threads(self) -> int: ...
+    def begin_recording(self) -> None: ...
+    def end_recording(self) -> CpuProgram: ...
+    def run(self, program: CpuProgram) -> None: ...
+    def linear(
+        self, bf16: bool, rows: int, x: int, weight: CpuWeight, out: int, out_f32: bool
+    ) -> None: ...
+    def head(
+        self,
+        bf16: bool,
+        rows: int,
+        x: int,
+        weight: CpuWeight,
+        logit_rows: int,
+        logits: int,
+        next: int,
+        next_stride: int,
+    ) -> None: ...
+    def embed(self, bf16: bool, rows: int, ids: int, table: CpuWeight, out: int) -> None: ...
+    def add_rms_norm(
+        self,
+        bf16: bool,
+        rows: int,
+        hidden: int,
+        x: int,
+        residual: int,
+        weight: int,
+        eps: float,
+        out: int,
+    ) -> None: ...
+    def rope_kv_write(
+        self,
+        bf16: bool,
+        rows: int,
+        q_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        qkv: int,
+        q_norm: int,
+        k_norm: int,
+        eps: float,
+        cos_sin: int,
+        positions: int,
+        prefix_len: int,
+        k_cache: int,
+        v_cache: int,
+        kv_head_stride: int,
+        q_out: int,
+    ) -> None: ...
+    def attention(
+        self,
+        bf16: bool,
+        rows: int,
+        q_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        q: int,
+        k_cache: int,
+        v_cache: int,
+        kv_head_stride: int,
+        mask: int,
+        prefix_len: int,
+        scale: float,
+        max_keys: int,
+        out: int,
+    ) -> None: ...
+    def silu_mul(self, bf16: bool, rows: int, inner: int, gate_up: int, out: int) -> None: ...
+    def kv_commit(
+        self,
+        bf16: bool,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        capacity: int,
+        k_cache: int,
+        v_cache: int,
+        commit_src: int,
+        prefix_len: int,
+        n_commit: int,
+    ) -> None: ...
+    def select(
+        self,
+        rows: int,
+        vocab: int,
+        logits: int,
+        temperature: int,
+        uniform: int,
+        sampling: int,
+        filter: bool,
+        successors: int,
+        next: int,
+        next_stride: int,
+    ) -> None: ...

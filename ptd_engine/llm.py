@@ -54,19 +54,21 @@ class LLM:
         max_seq_len: int | None = None,
         drafter: DrafterSpec = "ptd",
         kernels: str = "auto",
+        num_threads: int | None = None,
     ) -> LLM:
         """Load a checkpoint.
 
         Args:
             model: a local directory, a .gguf file, a hub id, or "demo" (SmolLM2-135M-Instruct).
-            dtype: "auto" (the checkpoint's; a quantised GGUF: float32 on a CPU, bfloat16 on a GPU),
-                "float32", "bfloat16" or "float16".
+            dtype: "auto" (the checkpoint's; a quantised GGUF: bfloat16), "float32", "bfloat16",
+                "float16", or on a CPU "int8" and "int4": quantised weights, bfloat16 otherwise.
             device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
             max_seq_len: longest prompt and output together; None takes the model's own context, up
                 to 8192.
             drafter: "ptd" (on a CPU a small tree, see docs/cpu_tree.md), "none" (plain decoding), a
                 PTDConfig, or a Drafter object.
             kernels: backend of the operations, "auto" or a name that `ptd-engine doctor` lists.
+            num_threads: threads of the CPU kernels; None takes torch's number.
 
         Raises:
             CheckpointError: files missing, incomplete or unsupported.
@@ -87,7 +89,14 @@ class LLM:
                 trained,
             )
         tokenizer = text.load_tokenizer(path)
-        loaded = load_model(path, dtype=dtype, device=target, kernels=kernels, max_seq_len=length)
+        loaded = load_model(
+            path,
+            dtype=dtype,
+            device=target,
+            kernels=kernels,
+            max_seq_len=length,
+            num_threads=num_threads,
+        )
         return cls.from_model(loaded, tokenizer, max_seq_len=length, drafter=drafter)
 
     @classmethod

@@ -13,3 +13,21 @@ function(ptd_target_options target)
     target_link_options(${target} PUBLIC -fsanitize=${PTD_SANITIZE})
   endif()
 endfunction()
+
+# The flags of each csrc/cpu/kernels_*.cpp.
+function(ptd_instruction_sets)
+  set(avx2 -mavx2 -mfma)
+  set(avx512 -mavx2 -mfma -mavx512f -mavx512dq -mavx512bw -mavx512vl)
+  set(avx512_bf16 ${avx512} -mavx512bf16 -mavx512vnni)
+  set(amx ${avx512_bf16} -mamx-tile -mamx-bf16 -mamx-int8)
+  foreach(name avx2 avx512 avx512_bf16 amx)
+    set_property(SOURCE cpu/kernels_${name}.cpp APPEND PROPERTY COMPILE_OPTIONS ${${name}})
+  endforeach()
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # GCC 12 takes the "undefined" operand inside its own AVX-512 intrinsics for a mistake of ours.
+    foreach(name scalar avx2 avx512 avx512_bf16 amx)
+      set_property(SOURCE cpu/kernels_${name}.cpp APPEND
+                   PROPERTY COMPILE_OPTIONS -Wno-uninitialized -Wno-maybe-uninitialized)
+    endforeach()
+  endif()
+endfunction()

@@ -78,6 +78,12 @@ inline F32x16 load16(const bf16* p) {
       _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
 }
+// Sixteen pairs: the first of each to `even`, the second to `odd`.
+inline void load_pairs(const bf16* p, F32x16& even, F32x16& odd) {
+  const __m512i raw = _mm512_loadu_si512(p);
+  even.v = _mm512_castsi512_ps(_mm512_slli_epi32(raw, 16));
+  odd.v = _mm512_castsi512_ps(_mm512_and_si512(raw, _mm512_set1_epi32(~0xffff)));
+}
 inline __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
 // The first n (0..16) lanes; the others are zero and their memory is not touched.
 inline F32x16 load16(const float* p, int n) { return {_mm512_maskz_loadu_ps(first_lanes(n), p)}; }
@@ -85,13 +91,24 @@ inline F32x16 load16(const bf16* p, int n) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_lanes(n), p));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
 }
+#if PTD_ISA_LEVEL >= 3
+// The instruction takes numbers below 2^-126 for zero; other levels keep them.
+inline __m256i round16_bf16(__m512 v) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v)); }
+#else
 inline __m256i round16_bf16(__m512 v) {
   const __m512i bits = _mm512_castps_si512(v);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
   const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
-  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_blend_epi32(nan, rounded, quiet), 16));
+  const __m512i quiet = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(quiet, 16));
+}
+#endif
+// The lanes as T holds them.
+template <typename T>
+inline F32x16 rounded16(F32x16 a) {
+  if constexpr (sizeof(T) == sizeof(float)) return a;
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(round16_bf16(a.v)), 16))};
 }
 inline void store16(float* p, F32x16 a) { _mm512_storeu_ps(p, a.v); }
 inline void store16(bf16* p, F32x16 a) {
@@ -117,6 +134,8 @@ inline F32x16 exp2_integer(F32x16 n) {
   const __m512i biased = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(biased, 23))};
 }
+// a * 2^n for integral n in [-126, 127].
+inline F32x16 times_exp2(F32x16 a, F32x16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 // Bit l: lane l of a is less than lane l of b.
 inline std::uint32_t less_mask(F32x16 a, F32x16 b) {
   return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ);
@@ -125,6 +144,20 @@ inline std::uint32_t nan_mask(F32x16 a) { return _mm512_cmp_ps_mask(a.v, a.v, _C
 // b where the mask's bit is set, else a.
 inline F32x16 blend(std::uint32_t mask, F32x16 a, F32x16 b) {
   return {_mm512_mask_blend_ps(static_cast<__mmask16>(mask), a.v, b.v)};
+}
+
+// Sixteen sums in double.
+struct F64x16 {
+  __m512d lo, hi;
+};
+inline F64x16 zero64() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
+inline F64x16 add(F64x16 a, F32x16 b) {
+  return {_mm512_add_pd(a.lo, _mm512_cvtps_pd(_mm512_castps512_ps256(b.v))),
+          _mm512_add_pd(a.hi, _mm512_cvtps_pd(_mm512_extractf32x8_ps(b.v, 1)))};
+}
+inline void store16(double* p, F64x16 a) {
+  _mm512_storeu_pd(p, a.lo);
+  _mm512_storeu_pd(p + 8, a.hi);
 }
 
 #elif PTD_ISA_LEVEL == 1
@@ -142,6 +175,16 @@ inline F32x16 load16(const bf16* p) {
   return {widen8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
           widen8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
 }
+// Sixteen pairs: the first of each to `even`, the second to `odd`.
+inline void load_pairs(const bf16* p, F32x16& even, F32x16& odd) {
+  const __m256i lo = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  const __m256i hi = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));
+  const __m256i upper = _mm256_set1_epi32(~0xffff);
+  even = {_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))};
+  odd = {_mm256_castsi256_ps(_mm256_and_si256(lo, upper)),
+         _mm256_castsi256_ps(_mm256_and_si256(hi, upper))};
+}
 template <typename T>
 inline F32x16 load16(const T* p, int n) {
   T held[16] = {};
@@ -152,14 +195,24 @@ inline void store16(float* p, F32x16 a) {
   _mm256_storeu_ps(p, a.lo);
   _mm256_storeu_ps(p + 8, a.hi);
 }
-inline __m128i round8_bf16(__m256 v) {
+inline __m256i bf16_in_upper_half(__m256 v) {
   const __m256i bits = _mm256_castps_si256(v);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
   const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
   const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
   const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
-  const __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+  return _mm256_blendv_epi8(rounded, quiet, nan);
+}
+inline __m128i round8_bf16(__m256 v) {
+  const __m256i high = _mm256_srli_epi32(bf16_in_upper_half(v), 16);
   return _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+}
+template <typename T>
+inline F32x16 rounded16(F32x16 a) {
+  if constexpr (sizeof(T) == sizeof(float)) return a;
+  const __m256i upper = _mm256_set1_epi32(~0xffff);
+  return {_mm256_castsi256_ps(_mm256_and_si256(bf16_in_upper_half(a.lo), upper)),
+          _mm256_castsi256_ps(_mm256_and_si256(bf16_in_upper_half(a.hi), upper))};
 }
 inline void store16(bf16* p, F32x16 a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), round8_bf16(a.lo));
@@ -201,6 +254,7 @@ inline __m256 exp2_integer8(__m256 n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
 }
 inline F32x16 exp2_integer(F32x16 n) { return {exp2_integer8(n.lo), exp2_integer8(n.hi)}; }
+inline F32x16 times_exp2(F32x16 a, F32x16 n) { return mul(a, exp2_integer(n)); }
 inline std::uint32_t lane_bits(__m256 lo, __m256 hi) {
   return static_cast<std::uint32_t>(_mm256_movemask_ps(lo)) |
          static_cast<std::uint32_t>(_mm256_movemask_ps(hi)) << 8;
@@ -221,6 +275,24 @@ inline F32x16 blend(std::uint32_t mask, F32x16 a, F32x16 b) {
   return {blend8(mask & 0xffu, a.lo, b.lo), blend8(mask >> 8 & 0xffu, a.hi, b.hi)};
 }
 
+struct F64x16 {
+  __m256d part[4];
+};
+inline F64x16 zero64() {
+  const __m256d zero = _mm256_setzero_pd();
+  return {{zero, zero, zero, zero}};
+}
+inline F64x16 add(F64x16 a, F32x16 b) {
+  const auto wide = [](__m128 v) { return _mm256_cvtps_pd(v); };
+  return {{_mm256_add_pd(a.part[0], wide(_mm256_castps256_ps128(b.lo))),
+           _mm256_add_pd(a.part[1], wide(_mm256_extractf128_ps(b.lo, 1))),
+           _mm256_add_pd(a.part[2], wide(_mm256_castps256_ps128(b.hi))),
+           _mm256_add_pd(a.part[3], wide(_mm256_extractf128_ps(b.hi, 1)))}};
+}
+inline void store16(double* p, F64x16 a) {
+  for (int i = 0; i < 4; ++i) _mm256_storeu_pd(p + 4 * i, a.part[i]);
+}
+
 #else
 
 struct F32x16 {
@@ -239,6 +311,13 @@ inline F32x16 load16(const T* p) {
   PTD_EACH_LANE r.v[l] = widen(p[l]);
   return r;
 }
+// Sixteen pairs: the first of each to `even`, the second to `odd`.
+inline void load_pairs(const bf16* p, F32x16& even, F32x16& odd) {
+  PTD_EACH_LANE {
+    even.v[l] = widen(p[2 * l]);
+    odd.v[l] = widen(p[2 * l + 1]);
+  }
+}
 template <typename T>
 inline F32x16 load16(const T* p, int n) {
   F32x16 r = zero16();
@@ -252,6 +331,11 @@ inline void store16(T* p, F32x16 a) {
 template <typename T>
 inline void store16(T* p, F32x16 a, int n) {
   for (int l = 0; l < n; ++l) p[l] = narrow<T>(a.v[l]);
+}
+template <typename T>
+inline F32x16 rounded16(F32x16 a) {
+  PTD_EACH_LANE a.v[l] = widen(narrow<T>(a.v[l]));
+  return a;
 }
 inline F32x16 add(F32x16 a, F32x16 b) {
   PTD_EACH_LANE a.v[l] += b.v[l];
@@ -288,10 +372,11 @@ inline F32x16 round16(F32x16 a) {
   return a;
 }
 inline F32x16 exp2_integer(F32x16 n) {
-  PTD_EACH_LANE n.v[l] =
-      bits_to_float(static_cast<std::uint32_t>(static_cast<int>(n.v[l]) + 127) << 23);
+  // 1.5 * 2^23 + n holds n in its lowest bits. Converting it to int would be undefined for NaN.
+  PTD_EACH_LANE n.v[l] = bits_to_float((float_to_bits(n.v[l] + 12582912.0f) + 127u) << 23);
   return n;
 }
+inline F32x16 times_exp2(F32x16 a, F32x16 n) { return mul(a, exp2_integer(n)); }
 inline std::uint32_t less_mask(F32x16 a, F32x16 b) {
   std::uint32_t mask = 0;
   PTD_EACH_LANE mask |= static_cast<std::uint32_t>(a.v[l] < b.v[l]) << l;
@@ -306,6 +391,19 @@ inline F32x16 blend(std::uint32_t mask, F32x16 a, F32x16 b) {
   PTD_EACH_LANE a.v[l] = (mask >> l & 1u) != 0 ? b.v[l] : a.v[l];
   return a;
 }
+struct F64x16 {
+  double v[16];
+};
+inline F64x16 zero64() {
+  F64x16 r;
+  PTD_EACH_LANE r.v[l] = 0;
+  return r;
+}
+inline F64x16 add(F64x16 a, F32x16 b) {
+  PTD_EACH_LANE a.v[l] += static_cast<double>(b.v[l]);
+  return a;
+}
+inline void store16(double* p, F64x16 a) { PTD_EACH_LANE p[l] = a.v[l]; }
 #undef PTD_EACH_LANE
 
 #endif
@@ -313,6 +411,14 @@ inline F32x16 blend(std::uint32_t mask, F32x16 a, F32x16 b) {
 // Lanes folded in halves: 16 -> 8 -> 4 -> 2 -> 1, always in this order.
 inline float sum16(F32x16 a) {
   float v[16];
+  store16(v, a);
+  for (int half = 8; half > 0; half /= 2) {
+    for (int l = 0; l < half; ++l) v[l] += v[l + half];
+  }
+  return v[0];
+}
+inline double sum16(F64x16 a) {  // in the same order
+  double v[16];
   store16(v, a);
   for (int half = 8; half > 0; half /= 2) {
     for (int l = 0; l < half; ++l) v[l] += v[l + half];
@@ -327,11 +433,12 @@ inline float largest16(F32x16 a) {  // NaN lanes are passed over
   return best;
 }
 
-// exp(x) for x <= 88, within 2 units in the last place; exactly 1 at 0; below -87.3 it is 0.
+// exp(x) for x <= 88, within 2 units in the last place; exactly 1 at 0; below -87.3 it is 0. NaN
+// passes through everything here (max16 and min16 give their second argument).
 inline F32x16 exp16(F32x16 x) {
   const F32x16 lowest = splat16(-87.33654f);
   const std::uint32_t gone = less_mask(x, lowest);
-  const F32x16 bounded = max16(min16(x, splat16(88.0f)), lowest);
+  const F32x16 bounded = max16(lowest, min16(splat16(88.0f), x));
   const F32x16 n = round16(mul(bounded, splat16(1.44269504f)));  // x / ln 2
   // x - n ln 2, with ln 2 in two parts: the first has few bits, so that its product is exact.
   F32x16 r = fma(n, splat16(-0.693359375f), bounded);
@@ -344,8 +451,7 @@ inline F32x16 exp16(F32x16 x) {
   p = fma(p, r, splat16(1.0f / 6));
   p = fma(p, r, splat16(0.5f));
   p = add(fma(p, mul(r, r), r), splat16(1.0f));
-  const F32x16 value = mul(p, exp2_integer(n));
-  return blend(nan_mask(x), blend(gone, value, zero16()), x);
+  return blend(gone, times_exp2(p, n), zero16());
 }
 
 }  // namespace ptd::cpu::PTD_ISA_NAMESPACE

@@ -34,6 +34,7 @@ def chat(
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     kernels: opt.Kernels = "auto",
+    num_threads: opt.NumThreads = None,
     max_seq_len: opt.MaxSeqLen = None,
 ) -> None:
     """Talk to an instruction-tuned model.
@@ -52,7 +53,13 @@ def chat(
     from ptd_engine.llm import LLM
 
     llm = LLM.from_pretrained(
-        model, dtype=dtype, device=device, max_seq_len=max_seq_len, drafter=spec, kernels=kernels
+        model,
+        dtype=dtype,
+        device=device,
+        max_seq_len=max_seq_len,
+        drafter=spec,
+        kernels=kernels,
+        num_threads=num_threads,
     )
     chat_form(llm, True)
     with contextlib.suppress(ImportError):  # importing it gives input() line editing and history

@@ -16,7 +16,7 @@ from ptd_engine.cli.report import print_table
 Row = tuple[str, str]
 
 # Instruction sets that decide how fast a CPU multiplies matrices.
-_CPU_FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16")
+_CPU_FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 _CPU_FLAGS_ARM = ("asimd", "bf16", "i8mm", "sve")
 _HEAD_DIM = 64  # the kernels are probed for a common head size
 
@@ -85,6 +85,14 @@ def _cpu() -> Iterable[Row]:
 
     yield "torch uses", torch.backends.cpu.get_cpu_capability()
     yield "torch threads", str(torch.get_num_threads())
+    from ptd_engine import _core
+
+    isas = _core.cpu_isas()
+    yield "own kernels use", _core.cpu_best_isa()
+    yield "own kernels could use", " ".join(name for name, reason in isas.items() if not reason)
+    for name, reason in isas.items():
+        if reason:
+            yield f"kernels=cpu:{name}", f"not available: {reason}"
     yield "oneDNN", "yes" if torch.backends.mkldnn.is_available() else "no: plain matrix products"
 
 
@@ -117,11 +125,12 @@ def _gpu() -> Iterable[Row]:
 def _kernels() -> Iterable[Row]:
     import torch
 
+    from ptd_engine.kernels import KernelRequest, preferred_dtype
     from ptd_engine.kernels.registry import BACKENDS, OP_NAMES, select_ops
 
-    on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda" if on_gpu else "cpu")
-    dtype = torch.bfloat16 if on_gpu else torch.float32
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = preferred_dtype(device)
+    request = KernelRequest(device, dtype, _HEAD_DIM)
     yield "probed for", f"{device.type}, {str(dtype).removeprefix('torch.')}, head_dim {_HEAD_DIM}"
     chosen: dict[str, str] = {}
     try:
@@ -131,8 +140,8 @@ def _kernels() -> Iterable[Row]:
         yield "kernels=auto", f"fails: {_describe(error)}"
     for backend in BACKENDS:
         try:
-            reason = backend.probe(device, dtype, _HEAD_DIM)
-            offered = {} if reason is not None else backend.load(device, dtype, _HEAD_DIM)
+            reason = backend.probe(request)
+            offered = {} if reason is not None else backend.load(request)
         except Exception as error:
             reason, offered = _describe(error), {}
         if reason is not None:

@@ -47,6 +47,7 @@ def generate(
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     kernels: opt.Kernels = "auto",
+    num_threads: opt.NumThreads = None,
     max_seq_len: opt.MaxSeqLen = None,
 ) -> None:
     """Answer a prompt, or a file of prompts, on one engine.
@@ -68,7 +69,13 @@ def generate(
     from ptd_engine.llm import LLM
 
     llm = LLM.from_pretrained(
-        model, dtype=dtype, device=device, max_seq_len=max_seq_len, drafter=spec, kernels=kernels
+        model,
+        dtype=dtype,
+        device=device,
+        max_seq_len=max_seq_len,
+        drafter=spec,
+        kernels=kernels,
+        num_threads=num_threads,
     )
     as_chat = chat_form(llm, chat)
     answer = _answer_json if as_json else _answer_text

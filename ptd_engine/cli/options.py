@@ -20,7 +20,10 @@ Model = Annotated[
 ]
 Dtype = Annotated[
     str,
-    typer.Option(help="auto (the checkpoint's), float32, bfloat16 or float16."),
+    typer.Option(
+        help="auto (the checkpoint's), float32, bfloat16, float16; on a CPU also int8 and int4 "
+        "(quantised weights)."
+    ),
 ]
 Device = Annotated[
     str,
@@ -29,6 +32,12 @@ Device = Annotated[
 Kernels = Annotated[
     str,
     typer.Option(help="Backend of the operations: auto, or a name that `ptd-engine doctor` lists."),
+]
+NumThreads = Annotated[
+    int | None,
+    typer.Option(
+        "--num-threads", metavar="N", help="Threads of the CPU kernels. Default: torch's number."
+    ),
 ]
 MaxSeqLen = Annotated[
     int | None,

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     import torch
 
     from ptd_engine.checkpoint import Checkpoint
+    from ptd_engine.kernels import Ops
     from ptd_engine.model import CausalLM, ModelConfig
+    from ptd_engine.model.precision import Precision
     from ptd_engine.runner import EagerRunner
 
 # About what two channels of DDR4-2400 sustain: a modest desktop.
@@ -53,6 +55,7 @@ def plan(
     depth: opt.Depth = None,
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
+    kernels: opt.Kernels = "auto",
 ) -> None:
     """Tell what a model will need: bytes, and the roofline of a step. No weight is loaded.
 
@@ -72,7 +75,7 @@ def plan(
     from ptd_engine.drafters import make_drafter
     from ptd_engine.llm import DEFAULT_MAX_SEQ_LEN
     from ptd_engine.model import ModelConfig
-    from ptd_engine.model.weights import resolve_dtype
+    from ptd_engine.model.precision import resolve_precision
 
     target = _device(device)
     checkpoint = open_checkpoint(hub.resolve_model(model))
@@ -85,16 +88,17 @@ def plan(
     if length < 2:
         raise ConfigError.for_field("--max-seq-len", length, "an integer >= 2")
     config.check_context(length)
-    compute = resolve_dtype(dtype, checkpoint.dtype_name, target)
+    precision = resolve_precision(dtype, checkpoint.dtype_name, target, kernels)
     needs = make_drafter(spec, device_type=target.type).needs()
-    weights = _weights(checkpoint, config, compute, target)
-    runner = _dry_runner(config, compute, length, 1 + needs.max_nodes, needs.top_k)
+    ops = _ops(kernels, config, precision, target)
+    weights = _weights(checkpoint, config, precision, ops)
+    runner = _dry_runner(config, precision, ops, length, 1 + needs.max_nodes, needs.top_k)
     cache = runner.cache.nbytes
     per_token = cache // runner.cache.capacity
     buffers = _step_bytes(runner, config, 1 + needs.max_nodes)
     document = {
         "model": model,
-        "dtype": str(compute).removeprefix("torch."),
+        "dtype": precision.name,
         "device": target.type,
         "max_seq_len": length,
         "step_rows": 1 + needs.max_nodes,
@@ -125,10 +129,22 @@ def _device(name: str) -> torch.device:
         return torch.device(name)
 
 
+def _ops(
+    kernels: str, config: ModelConfig, precision: Precision, device: torch.device
+) -> Ops | None:
+    """The kernels that would serve; None for a device that is not on this machine."""
+    from ptd_engine.kernels import select_ops
+
+    if device.type != "cpu":
+        return None
+    dtype, weight_format = precision.dtype, precision.weight_format
+    return select_ops(kernels, device, dtype, config.head_dim, weight_format=weight_format)
+
+
 def _weights(
-    checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, device: torch.device
+    checkpoint: Checkpoint, config: ModelConfig, precision: Precision, ops: Ops | None
 ) -> _Weights:
-    from ptd_engine.model.weights import expected_shapes
+    from ptd_engine.model.weights import expected_shapes, fused_shapes
 
     shapes = expected_shapes(config)
     missing = sorted(set(shapes) - set(checkpoint.names()))
@@ -138,46 +154,51 @@ def _weights(
             f"the checkpoint lacks {len(missing)} tensors of a {config.architecture} model: "
             f"{', '.join(missing[:_LISTED])}{more}. Is the download complete?"
         )
+    itemsize = precision.dtype.itemsize
+
+    def matrix(rows: int, columns: int, *, bias: bool = False, **role: bool) -> int:
+        if ops is not None and ops.packed_nbytes is not None:
+            return ops.packed_nbytes(rows, columns, bias=bias, **role)
+        return (rows * columns + (rows if bias else 0)) * itemsize
+
+    norms = sum(shape[0] for name, shape in shapes.items() if name.endswith("norm.weight"))
+    layers = sum(matrix(rows, columns, bias=bias) for rows, columns, bias in fused_shapes(config))
+    head = matrix(config.vocab_size, config.hidden_size, head=True)
+    read = norms * itemsize + layers * config.num_layers + head
+    shared = config.tie_word_embeddings and (ops is None or ops.shares_embedding)
+    embedding = 0 if shared else matrix(config.vocab_size, config.hidden_size, embed=True)
     parameters = sum(math.prod(shape) for shape in shapes.values())
-    embedding = config.vocab_size * config.hidden_size
-    tied_copy = config.tie_word_embeddings and _copies_when_packing(dtype, device)
-    read = parameters if config.tie_word_embeddings else parameters - embedding
-    held = parameters + (embedding if tied_copy else 0)
-    return _Weights(parameters, held * dtype.itemsize, read * dtype.itemsize, tied_copy)
-
-
-def _copies_when_packing(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the kernels re-lay matrices, so that a tied output matrix is a second copy."""
-    import torch
-
-    from ptd_engine.kernels import select_ops
-
-    if device.type != "cpu":
-        return False
-    weight = torch.zeros(16, 16, dtype=dtype)
-    return select_ops("auto", device, dtype).pack_linear(weight, None).data is not weight
+    tied_copy = config.tie_word_embeddings and not shared
+    return _Weights(parameters, read + embedding, read, tied_copy)
 
 
 def _dry_runner(
-    config: ModelConfig, dtype: torch.dtype, max_seq_len: int, max_nodes: int, top_k: int
+    config: ModelConfig,
+    precision: Precision,
+    ops: Ops | None,
+    max_seq_len: int,
+    max_nodes: int,
+    top_k: int,
 ) -> EagerRunner:
     """The runner that a model would get, on torch's meta device: sizes without memory."""
     import torch
 
+    from ptd_engine.kernels import select_ops
     from ptd_engine.model import CausalLM
     from ptd_engine.model.rope import RopeTable
     from ptd_engine.runner import EagerRunner
 
-    nothing = cast(Any, None)  # neither weights nor ops are touched before the first step
+    nothing = cast(Any, None)  # no weight is touched before the first step
     model: CausalLM = CausalLM(
         config=config,
         weights=nothing,
         rope=RopeTable(config, max_seq_len, "meta"),
-        ops=nothing,
+        ops=select_ops("torch") if ops is None else ops,
         device=torch.device("meta"),
-        dtype=dtype,
+        dtype=precision.dtype,
         num_parameters=0,
         weight_bytes=0,
+        precision=precision.name,
     )
     return EagerRunner(model, max_seq_len=max_seq_len, max_nodes=max_nodes, top_k=top_k)
 
@@ -187,7 +208,7 @@ def _step_bytes(runner: EagerRunner, config: ModelConfig, rows: int) -> int:
     activations = sum(
         getattr(runner.activations, field.name).nbytes for field in fields(runner.activations)
     )
-    logits = rows * config.vocab_size * runner.model.dtype.itemsize
+    logits = rows * config.vocab_size * runner.model.logits_dtype.itemsize
     staged = runner.staging.nbytes + runner.buffers.host_output.nbytes
     return int(activations + logits + runner.model.rope.cos_sin.nbytes + staged)
 

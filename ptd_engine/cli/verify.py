@@ -71,6 +71,7 @@ def verify(
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     kernels: opt.Kernels = "auto",
+    num_threads: opt.NumThreads = None,
     max_seq_len: opt.MaxSeqLen = None,
 ) -> None:
     """Check that a drafter gives the very tokens of plain decoding.
@@ -92,7 +93,13 @@ def verify(
     from ptd_engine.llm import LLM
 
     drafted = LLM.from_pretrained(
-        model, dtype=dtype, device=device, max_seq_len=max_seq_len, drafter=spec, kernels=kernels
+        model,
+        dtype=dtype,
+        device=device,
+        max_seq_len=max_seq_len,
+        drafter=spec,
+        kernels=kernels,
+        num_threads=num_threads,
     )
     as_chat = chat_form(drafted, chat)
     plain = drafted.with_drafter("none")

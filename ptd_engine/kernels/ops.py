@@ -20,11 +20,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 SelectMode = Literal["greedy", "sample", "filter"]
+# How matrices are stored: in the model's dtype, or quantised when they are packed.
+WeightFormat = Literal["float", "int8", "int4"]
+WEIGHT_FORMATS: tuple[WeightFormat, ...] = ("float", "int8", "int4")
 
 
 @dataclass(frozen=True)
@@ -32,11 +36,12 @@ class LinearWeight:
     """A weight matrix in the layout of the backend that packed it; opaque to everybody else.
 
     Attributes:
-        data: the packed weight; only the `linear` of the same backend may read it.
-        bias: [out_features], dtype, or None.
+        data: the packed weight; only the ops of the same backend may read it.
+        bias: [out_features], dtype, or None (also where `data` holds the bias).
         layout: the layout's name, for `describe` and for errors.
         out_features, in_features: the logical shape.
         nbytes: bytes that one pass over weight and bias reads.
+        handle: what the backend's native code knows the weight by, if anything.
     """
 
     data: Tensor
@@ -45,6 +50,7 @@ class LinearWeight:
     out_features: int
     in_features: int
     nbytes: int
+    handle: Any = None
 
 
 class StepScratch:
@@ -77,10 +83,53 @@ class PackLinear(Protocol):
     Called at load time; the result may share the argument's storage.
     """
 
-    def __call__(self, weight: Tensor, bias: Tensor | None) -> LinearWeight:
+    def __call__(self, weight: Tensor, bias: Tensor | None, *, head: bool = False) -> LinearWeight:
         """Arguments, with their shapes and dtypes.
 
-        weight [out, in] dtype; bias [out] dtype or None.
+        weight [out, in] dtype; bias [out] dtype or None; head: the matrix of the output, which a
+        coarse weight format stores more finely.
+        """
+        ...
+
+
+class PackedNbytes(Protocol):
+    """Bytes of what `pack_linear` or, for an embedding of its own, `pack_embed` would return."""
+
+    def __call__(
+        self,
+        out_features: int,
+        in_features: int,
+        *,
+        bias: bool = False,
+        head: bool = False,
+        embed: bool = False,
+    ) -> int:
+        """Arguments: the shape of the weight, whether it has a bias, and which matrix it is."""
+        ...
+
+
+class PackEmbed(Protocol):
+    """Lay the embedding out for `embed`; called at load time.
+
+    The result may share the argument's storage.
+    """
+
+    def __call__(self, weight: Tensor, *, tied: bool) -> LinearWeight:
+        """Arguments, with their shapes and dtypes.
+
+        weight [V, H] dtype; tied: the output matrix is the same. A backend with
+        `shares_embedding` then returns what its `linear` reads, too.
+        """
+        ...
+
+
+class Embed(Protocol):
+    """out[i] = row token_ids[i] of the embedding."""
+
+    def __call__(self, token_ids: Tensor, weight: LinearWeight, out: Tensor) -> None:
+        """Arguments, with their shapes and dtypes.
+
+        token_ids [N] int32, each in [0, V); out [N, H] dtype, written.
         """
         ...
 
@@ -245,6 +294,34 @@ class Select(Protocol):
         ...
 
 
+class HeadSelect(Protocol):
+    """`linear` with the output matrix and `select`, in one.
+
+    A backend may leave out the logits that no row needs: of `logits` only the rows that sample, and
+    all of them where successors are asked for (K > 0), are sure to be written.
+    """
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        weight: LinearWeight,
+        logits: Tensor,
+        temperature: Tensor,
+        uniform: Tensor,
+        sampling: Tensor,
+        *,
+        n_verify: int,
+        mode: SelectMode,
+        out: Tensor,
+    ) -> None:
+        """Arguments, with their shapes and dtypes.
+
+        hidden [N, H] dtype; weight [V, H]; logits [N, V] `Ops.logits_dtype`, working memory; the
+        others as for `select`.
+        """
+        ...
+
+
 class Probabilities(Protocol):
     """The processed distribution of each row.
 
@@ -298,21 +375,43 @@ class OpChoice:
     reason: str
 
 
+# record(call) -> replay: runs `call` once with its ops recorded instead of executed; replay()
+# executes them, on the same tensors. A number that may change between two replays has to come from
+# a tensor: of the host-side ones kv_bound alone may differ, up to the recorded one.
+Record = Callable[[Callable[[], None]], Callable[[], None]]
+
+
 @dataclass(frozen=True)
 class Ops:
-    """One callable an op; see the class of each field for its contract."""
+    """One callable an op; see the class of each field for its contract.
+
+    Attributes:
+        choices: which backend serves which op, and why.
+        record: how to record a forward pass, None where every op must be called each time.
+        shares_embedding: a tied output matrix needs no second copy (see `PackEmbed`).
+        logits_dtype: of the logits that `head_select` and `linear` with the output matrix write;
+            None: the model's dtype.
+        packed_nbytes: bytes of a packed matrix; None: those of its elements in the dtype.
+    """
 
     pack_linear: PackLinear
     linear: Linear
+    pack_embed: PackEmbed
+    embed: Embed
     add_rms_norm: AddRMSNorm
     rope_kv_write: RopeKVWrite
     tree_attention: TreeAttention
     causal_attention: CausalAttention
     silu_mul: SiluMul
+    head_select: HeadSelect
     select: Select
     probabilities: Probabilities
     kv_commit: KVCommit
     choices: tuple[OpChoice, ...] = ()
+    record: Record | None = None
+    shares_embedding: bool = False
+    logits_dtype: torch.dtype | None = None
+    packed_nbytes: PackedNbytes | None = None
 
     def describe(self) -> tuple[OpChoice, ...]:
         """Return op, backend and reason for every op, in the order of the fields."""

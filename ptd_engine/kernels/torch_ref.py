@@ -1,4 +1,4 @@
-"""The operations in plain torch: the specification, and the production path on a CPU.
+"""The operations in plain torch: the specification, and what serves where no kernel does.
 
 Measured on 2 cores with AVX-512 and AMX, SmolLM2-135M's shapes, 1/8/16/32/64 rows: oneDNN-packed
 weights against plain ones are 1.3 to 2.0 times as fast in fp32 at 8 to 32 rows and equal within 7 %
@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ptd_engine.kernels.ops import LinearWeight, StepScratch
+from ptd_engine.kernels.ops import LinearWeight, SelectMode, StepScratch
+from ptd_engine.kernels.request import KernelRequest
 from ptd_engine.kernels.torch_select import probabilities, select
 
 _PACKED = "onednn-packed"
@@ -48,7 +49,7 @@ class LinearPacker:
 
     packed: bool
 
-    def __call__(self, weight: Tensor, bias: Tensor | None) -> LinearWeight:
+    def __call__(self, weight: Tensor, bias: Tensor | None, *, head: bool = False) -> LinearWeight:
         """See `ops.PackLinear`."""
         out_features, in_features = weight.shape
         nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
@@ -66,6 +67,34 @@ def linear(x: Tensor, weight: LinearWeight, out: Tensor) -> None:
         torch.mm(x, weight.data.t(), out=out)
     else:
         torch.addmm(weight.bias, x, weight.data.t(), out=out)
+
+
+def pack_embed(weight: Tensor, *, tied: bool) -> LinearWeight:
+    """See `ops.PackEmbed`."""
+    rows, width = weight.shape
+    return LinearWeight(weight, None, "plain", rows, width, weight.nbytes)
+
+
+def embed(token_ids: Tensor, weight: LinearWeight, out: Tensor) -> None:
+    """See `ops.Embed`."""
+    torch.index_select(weight.data, 0, token_ids, out=out)
+
+
+def head_select(
+    hidden: Tensor,
+    weight: LinearWeight,
+    logits: Tensor,
+    temperature: Tensor,
+    uniform: Tensor,
+    sampling: Tensor,
+    *,
+    n_verify: int,
+    mode: SelectMode,
+    out: Tensor,
+) -> None:
+    """See `ops.HeadSelect`."""
+    linear(hidden, weight, logits)
+    select(logits, temperature, uniform, sampling, n_verify=n_verify, mode=mode, out=out)
 
 
 def _rms(x: Tensor, eps: float) -> Tensor:
@@ -249,11 +278,21 @@ def kv_commit(
         cache.index_copy_(2, target, cache.index_select(2, source))
 
 
-def load(device: torch.device, dtype: torch.dtype, head_dim: int) -> Mapping[str, object]:
+def probe(request: KernelRequest) -> str | None:
+    """None where this backend can serve, else the reason why not."""
+    if request.weight_format != "float":
+        return f"has no {request.weight_format} weights"
+    return None
+
+
+def load(request: KernelRequest) -> Mapping[str, object]:
     """Return the ops of this backend by name; the linear layout is settled here, once."""
     return {
-        "pack_linear": LinearPacker(packing_unavailable(device, dtype) is None),
+        "pack_linear": LinearPacker(packing_unavailable(request.device, request.dtype) is None),
         "linear": linear,
+        "pack_embed": pack_embed,
+        "embed": embed,
+        "head_select": head_select,
         "add_rms_norm": add_rms_norm,
         "rope_kv_write": rope_kv_write,
         "tree_attention": tree_attention,

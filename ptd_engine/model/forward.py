@@ -31,11 +31,11 @@ class LayerWeights:
 class ModelWeights:
     """All weights, in the layout of the model's ops.
 
-    With tied embeddings `lm_head` is made from `embed`: the same storage where the backend keeps
-    matrices plain.
+    With tied embeddings `lm_head` is made from `embed`: the very same where the backend's `embed`
+    and `linear` read one layout.
     """
 
-    embed: Tensor  # [V, H]
+    embed: LinearWeight  # [V, H]
     layers: tuple[LayerWeights, ...]
     norm: Tensor  # [H]
     lm_head: LinearWeight  # [V, H]
@@ -90,6 +90,7 @@ class CausalLM:
         num_parameters: elements of the checkpoint's tensors (tied ones once).
         weight_bytes: bytes a decoding step reads: all layers, norms and the output matrix, without
             the embedding rows that are not looked up.
+        precision: the dtype as users name it: "bfloat16", "int8", ...
     """
 
     config: ModelConfig
@@ -100,6 +101,12 @@ class CausalLM:
     dtype: torch.dtype
     num_parameters: int
     weight_bytes: int
+    precision: str
+
+    @property
+    def logits_dtype(self) -> torch.dtype:
+        """What the output matrix writes."""
+        return self.ops.logits_dtype or self.dtype
 
     def forward(
         self,
@@ -137,7 +144,7 @@ class CausalLM:
         gate_up, activated = buffers.gate_up[:n], buffers.activated[:n]  # [N, 2 I], [N, I]
         cos_sin = self.rope.cos_sin
 
-        torch.index_select(self.weights.embed, 0, token_ids, out=residual)
+        ops.embed(token_ids, self.weights.embed, residual)
         branch: Tensor | None = None  # what the residual stream has still to take in
         for layer, k, v in zip(self.weights.layers, cache.k, cache.v, strict=True):
             ops.add_rms_norm(branch, residual, layer.input_norm, eps, x)
@@ -169,8 +176,8 @@ class CausalLM:
         return x
 
     def logits(self, hidden: Tensor, out: Tensor) -> Tensor:
-        """Project hidden [M, H] onto the vocabulary, into out [M, V]; both in the model's dtype.
-        Returns `out`.
+        """Project hidden [M, H], model's dtype, onto the vocabulary, into out [M, V] of
+        `logits_dtype`. Returns `out`.
         """
         self.ops.linear(hidden, self.weights.lm_head, out)
         return out

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from ptd_engine.checkpoint import Checkpoint, open_checkpoint
-from ptd_engine.errors import CheckpointError, ConfigError
+from ptd_engine.errors import CheckpointError
 from ptd_engine.kernels import LinearWeight, Ops, select_ops
 from ptd_engine.model.config import ModelConfig
 from ptd_engine.model.forward import CausalLM, LayerWeights, ModelWeights
+from ptd_engine.model.precision import resolve_precision
 from ptd_engine.model.rope import RopeTable
 
 _log = logging.getLogger(__name__)
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _EMBED, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 # Buffers that old exports stored beside the weights; they are derived from the config.
 _DERIVED = re.compile(r"rotary_emb\.inv_freq$|\.masked_bias$|\.attn\.bias$")
@@ -35,17 +35,18 @@ def load_model(
     kernels: str | Ops = "auto",
     overrides: Mapping[str, str] | None = None,
     max_seq_len: int | None = None,
+    num_threads: int | None = None,
 ) -> CausalLM:
     """Load a model from a directory with safetensors files or from a GGUF file.
 
     Args:
         path: a local directory or .gguf file.
-        dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's own (a quantised GGUF:
-            float32 on a CPU, bfloat16 elsewhere).
+        dtype: a name or torch dtype as `precision.resolve_precision` takes it.
         device: where the weights go.
         kernels: backend name for `select_ops`, or ops that are already chosen.
         overrides: op -> backend, for `select_ops`.
         max_seq_len: length of the rotary table; None takes the model's max_position_embeddings.
+        num_threads: threads of CPU kernels; None takes torch's number.
 
     Raises:
         CheckpointError: files missing, incomplete, or not of a supported model.
@@ -58,43 +59,33 @@ def load_model(
     )
     limit = config.max_position_embeddings if max_seq_len is None else max_seq_len
     config.check_context(limit)
-    target = resolve_dtype(dtype, checkpoint.dtype_name, device)
+    wanted = kernels if isinstance(kernels, str) else "auto"
+    precision = resolve_precision(dtype, checkpoint.dtype_name, device, wanted)
     ops = (
         kernels
         if isinstance(kernels, Ops)
-        else select_ops(kernels, device, target, config.head_dim, overrides)
+        else select_ops(
+            kernels,
+            device,
+            precision.dtype,
+            config.head_dim,
+            overrides,
+            weight_format=precision.weight_format,
+            num_threads=num_threads,
+        )
     )
-    weights, parameters = load_weights(checkpoint, config, ops, target, device)
+    weights, parameters = load_weights(checkpoint, config, ops, precision.dtype, device)
     return CausalLM(
         config=config,
         weights=weights,
         rope=RopeTable(config, limit, device),
         ops=ops,
         device=device,
-        dtype=target,
+        dtype=precision.dtype,
         num_parameters=parameters,
         weight_bytes=_step_bytes(weights),
+        precision=precision.name,
     )
-
-
-def resolve_dtype(
-    dtype: str | torch.dtype, stored: str | None, device: torch.device
-) -> torch.dtype:
-    """Return the torch dtype to compute in; `stored` is the checkpoint's dtype name, None if it is
-    quantised.
-    """
-    if isinstance(dtype, torch.dtype):
-        dtype = str(dtype).removeprefix("torch.")
-    name = dtype
-    if dtype == "auto":
-        name = stored if stored is not None else "float32" if device.type == "cpu" else "bfloat16"
-    if name not in _DTYPES:
-        if dtype == "auto":
-            raise CheckpointError.for_field(
-                "checkpoint dtype", name, ", ".join(_DTYPES), "Pass dtype= to convert on load."
-            )
-        raise ConfigError.for_field("dtype", dtype, ", ".join(("auto", *_DTYPES)))
-    return _DTYPES[name]
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -128,6 +119,18 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if not config.tie_word_embeddings:
         shapes[_HEAD] = (config.vocab_size, hidden)
     return shapes
+
+
+def fused_shapes(config: ModelConfig) -> tuple[tuple[int, int, bool], ...]:
+    """(outputs, inputs, bias) of the matrices of one layer, as they are packed."""
+    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    q_out, kv_out = config.num_heads * dim, config.num_kv_heads * dim
+    return (
+        (q_out + 2 * kv_out, hidden, config.qkv_bias),
+        (hidden, q_out, config.o_bias),
+        (2 * inner, hidden, config.mlp_bias),
+        (hidden, inner, config.mlp_bias),
+    )
 
 
 def _listing(names: list[str]) -> str:
@@ -221,7 +224,12 @@ def load_weights(
     shapes = expected_shapes(config)
     _check_names(config, set(checkpoint.names()), set(shapes))
     read = _Reader(checkpoint, shapes, dtype, device)
-    embed = read.get(_EMBED)
+    tied = config.tie_word_embeddings
+    matrix = read.get(_EMBED)
+    embed = ops.pack_embed(matrix, tied=tied)
+    # Where the packed embedding serves as the output matrix too, no second copy outlives this.
+    unpacked_head = matrix if tied and not ops.shares_embedding else None
+    del matrix
     layers: list[LayerWeights] = []
     for index in range(config.num_layers):
         layer = f"model.layers.{index}."
@@ -241,8 +249,12 @@ def load_weights(
             )
         )
     norm = read.get(_NORM)
-    head = embed if config.tie_word_embeddings else read.get(_HEAD)
-    weights = ModelWeights(embed, tuple(layers), norm, ops.pack_linear(head, None))
+    if tied and ops.shares_embedding:
+        head = embed
+    else:
+        source = read.get(_HEAD) if unpacked_head is None else unpacked_head
+        head = ops.pack_linear(source, None, head=True)
+    weights = ModelWeights(embed, tuple(layers), norm, head)
     return weights, read.parameters
 
 

@@ -1,8 +1,9 @@
-"""Steps run op by op: the production path on a CPU, the reference for every other runner."""
+"""Steps run op by op, or replayed where the ops can be recorded: the production path on a CPU, the
+reference for every other runner."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ptd_engine.errors import ConfigError
-from ptd_engine.kernels import SelectMode
+from ptd_engine.kernels import Record, SelectMode
 from ptd_engine.kv_cache import KVCache
 from ptd_engine.model import CausalLM, ForwardBuffers
 from ptd_engine.runner.buffers import FILTERS, MOVES_ROWS, SAMPLES, StepBuffers
@@ -70,7 +71,7 @@ class Runner(Protocol):
 
 
 class EagerRunner:
-    """Runs each op as a torch call.
+    """Calls each op from Python; with ops that can be recorded, once for every number of rows.
 
     Attributes:
         max_path: longest accepted path of a step.
@@ -130,10 +131,11 @@ class EagerRunner:
         self.activations = ForwardBuffers.allocate(
             config, max(rows, self.prefill_chunk), model.dtype, device
         )
-        self._logits = torch.empty(rows, config.vocab_size, dtype=model.dtype, device=device)
+        self._logits = torch.empty(rows, config.vocab_size, dtype=model.logits_dtype, device=device)
         self._prefill_len = torch.zeros(1, dtype=torch.int32, device=device)
         self._done = torch.cuda.Event() if device.type == "cuda" else None
         self._launched = 0
+        self._replays: dict[int, Callable[[], None]] = {}  # by number of rows
 
     @property
     def staging(self) -> npt.NDArray[np.uint8]:
@@ -175,19 +177,14 @@ class EagerRunner:
                 plan.prefix_len,
                 plan.n_commit,
             )
-        hidden = self.model.forward(
-            plan.token_ids,
-            plan.positions,
-            plan.mask,
-            plan.prefix_len,
-            header.prefix_len + n_bucket,
-            self.cache,
-            self.activations,
-            exact_bound=True,
-        )
-        logits = self.model.logits(hidden, self._logits[:n_bucket])
-        ops.select(
-            logits,
+        if ops.record is not None:
+            self._replay(n_bucket, ops.record)
+        else:
+            self._forward(n_bucket, header.prefix_len + n_bucket, exact_bound=True)
+        ops.head_select(
+            self.activations.normed[:n_bucket],
+            self.model.weights.lm_head,
+            self._logits[:n_bucket],
             plan.temperature,
             plan.uniform,
             plan.sampling,
@@ -199,6 +196,29 @@ class EagerRunner:
         if self._done is not None:
             self._done.record()
         self._launched = n_bucket
+
+    def _forward(self, n_bucket: int, kv_bound: int, *, exact_bound: bool) -> None:
+        """Run the plan's rows through the model; the result is in `activations.normed`."""
+        plan = self.buffers.view(n_bucket)
+        self.model.forward(
+            plan.token_ids,
+            plan.positions,
+            plan.mask,
+            plan.prefix_len,
+            kv_bound,
+            self.cache,
+            self.activations,
+            exact_bound=exact_bound,
+        )
+
+    def _replay(self, n_bucket: int, record: Record) -> None:
+        replay = self._replays.get(n_bucket)
+        if replay is None:
+            # The prefix grows under a recorded pass: its bound is the whole cache.
+            bound = self.cache.capacity
+            replay = record(lambda: self._forward(n_bucket, bound, exact_bound=False))
+            self._replays[n_bucket] = replay
+        replay()
 
     def wait(self) -> npt.NDArray[np.int32]:
         """See `Runner`."""
@@ -212,15 +232,19 @@ class EagerRunner:
         n = self.buffers.header().n_verify
         plan = self.buffers.view(self._launched)
         probs: Tensor = self.model.ops.probabilities(
-            self._logits[:n], plan.temperature[:n], plan.sampling
+            self._last_logits(n), plan.temperature[:n], plan.sampling
         )
         return np.ascontiguousarray(probs.cpu().numpy(), dtype=np.float64)
 
     @torch.inference_mode()
     def top2_gap(self, row: int = 0) -> float:
         """Difference of the two largest logits of a row of the last step (for reports)."""
-        best = self._logits[row].float().topk(2).values
+        best = self._last_logits(row + 1)[row].float().topk(2).values
         return float(best[0] - best[1])
+
+    def _last_logits(self, rows: int) -> Tensor:
+        """Logits of the first rows of the last step: `head_select` need not have formed them."""
+        return self.model.logits(self.activations.normed[:rows], self._logits[:rows])
 
 
 def _select_mode(flags: int) -> SelectMode:

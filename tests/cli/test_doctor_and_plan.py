@@ -47,25 +47,34 @@ def test_doctor_survives_a_broken_installation(run: Run, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "kernels"),
+    [("float32", "torch"), ("float32", "cpu"), ("int8", "cpu"), ("int4", "cpu")],
+)
 def test_plan_equals_what_loading_takes(
-    run: Run, tmp_path: Path, tied: bool, monkeypatch: pytest.MonkeyPatch
+    run: Run,
+    tmp_path: Path,
+    tied: bool,
+    dtype: str,
+    kernels: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = save_model(tmp_path / "m", TEMPLATE, tie_word_embeddings=tied)
-    llm = LLM.from_pretrained(str(model), max_seq_len=100)
+    llm = LLM.from_pretrained(str(model), max_seq_len=100, dtype=dtype, kernels=kernels)
 
     def refuse(self: SafetensorsCheckpoint, name: str) -> None:
         raise AssertionError(f"{name} was read")
 
     monkeypatch.setattr(SafetensorsCheckpoint, "tensor", refuse)
-    result = run("plan", model, "--max-seq-len", 100, "--bandwidth-gb-s", 2)
+    options = ("--dtype", dtype, "--kernels", kernels)
+    result = run("plan", model, "--max-seq-len", 100, "--bandwidth-gb-s", 2, *options)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout.splitlines()[-1])
     assert found["parameters"] == llm.model.num_parameters
     assert found["step_read_bytes"] == llm.model.weight_bytes
     weights = llm.model.weights
-    copied = tied and weights.lm_head.data is not weights.embed
-    embedding = weights.embed.nbytes
-    assert found["weight_bytes"] == 4 * llm.model.num_parameters + (embedding if copied else 0)
+    embedding = 0 if weights.lm_head is weights.embed else weights.embed.nbytes
+    assert found["weight_bytes"] == llm.model.weight_bytes + embedding
     runner = llm.engine.runner
     assert found["kv_cache_bytes"] == runner.cache.nbytes  # type: ignore[attr-defined]
     activations = runner.activations  # type: ignore[attr-defined]

@@ -14,6 +14,7 @@ from ptd_engine.errors import CheckpointError, ConfigError
 from ptd_engine.kernels import select_ops
 from ptd_engine.model import load_model
 from ptd_engine.model.config import ModelConfig
+from ptd_engine.model.precision import resolve_precision
 from ptd_engine.model.weights import load_weights
 from ptd_engine.testing import tiny
 from ptd_engine.testing.compare import max_abs_diff
@@ -39,16 +40,32 @@ def test_tied_head_is_the_embedding(tied: Path) -> None:
     ops = select_ops("torch")
     head_source: list[torch.Tensor] = []
 
-    def spy(weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+    def spy(weight: torch.Tensor, bias: torch.Tensor | None, *, head: bool = False) -> Any:
         head_source.append(weight)
-        return ops.pack_linear(weight, bias)
+        return ops.pack_linear(weight, bias, head=head)
 
     from dataclasses import replace
 
     weights, _ = load_weights(
         checkpoint, config, replace(ops, pack_linear=spy), torch.float32, torch.device("cpu")
     )
-    assert head_source[-1].data_ptr() == weights.embed.data_ptr()
+    assert head_source[-1].data_ptr() == weights.embed.data.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8", "int4"])
+def test_a_tied_head_is_held_once_where_the_kernels_read_one_layout(tied: Path, dtype: str) -> None:
+    weights = load_model(tied, dtype=dtype, kernels="cpu").weights
+    assert weights.lm_head is weights.embed
+    layouts = {weights.layers[0].qkv.layout, weights.lm_head.layout}
+    assert layouts == ({"int4", "int8"} if dtype == "int4" else {dtype})
+
+
+def test_an_untied_head_of_int4_weights_is_int8_and_the_embedding_is_not_quantised(
+    llama: Path,
+) -> None:
+    weights = load_model(llama, dtype="int4", kernels="cpu").weights
+    layouts = (weights.layers[0].down.layout, weights.lm_head.layout, weights.embed.layout)
+    assert layouts == ("int4", "int8", "bfloat16")
 
 
 def test_untied_without_head_is_an_error(tied: Path) -> None:
@@ -147,17 +164,23 @@ def test_auto_dtype_is_that_of_the_checkpoint(
     edit_config(directory, **dict.fromkeys(named, dtype))
     loaded = load_model(directory)
     assert loaded.dtype == getattr(torch, dtype)
-    assert loaded.weights.embed.dtype == loaded.dtype
+    assert loaded.precision == dtype
     assert load_model(directory, dtype="float32").dtype == torch.float32
 
 
-def test_auto_dtype_of_a_quantised_file() -> None:
-    from ptd_engine.model.weights import resolve_dtype
+def test_auto_dtype_of_a_quantised_file_is_what_the_kernels_are_best_at() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert resolve_precision("auto", None, gpu).name == "bfloat16"
+    assert resolve_precision("auto", None, cpu, "cpu").name == "bfloat16"
+    assert resolve_precision("auto", None, cpu, "torch").name == "float32"
 
-    assert resolve_dtype("auto", None, torch.device("cpu")) == torch.float32
-    assert resolve_dtype("auto", None, torch.device("cuda")) == torch.bfloat16
-    assert resolve_dtype(torch.float16, "bfloat16", torch.device("cpu")) == torch.float16
-    with pytest.raises(ConfigError, match=r"dtype='int4'.*bfloat16"):
-        resolve_dtype("int4", "bfloat16", torch.device("cpu"))
+
+def test_dtype_names() -> None:
+    cpu = torch.device("cpu")
+    assert resolve_precision(torch.float16, "bfloat16", cpu).dtype == torch.float16
+    quantised = resolve_precision("int8", "float32", cpu)
+    assert (quantised.dtype, quantised.weight_format) == (torch.bfloat16, "int8")
+    with pytest.raises(ConfigError, match=r"dtype='int2'.*bfloat16.*int4"):
+        resolve_precision("int2", "bfloat16", cpu)
     with pytest.raises(CheckpointError, match="float8"):
-        resolve_dtype("auto", "float8_e4m3fn", torch.device("cpu"))
+        resolve_precision("auto", "float8_e4m3fn", cpu)

@@ -30,7 +30,7 @@ struct Share {
 //   kF32   [out/16][in][16]
 //   kBF16  [out/16][in/2][16][2], in padded to 32
 //   kInt8  [out/16][in/4][16][4], in padded to 64; value = q * scale[out]
-//   kInt4  [out/16][in/32] blocks of 16 scales and 16 minima (float each) and 256 bytes of nibbles;
+//   kInt4  [out/16][in/32] blocks of 16 scales and 16 minima (bf16 each) and 256 bytes of nibbles;
 //          value = q * scale + minimum, the q of inputs 2j (low) and 2j+1 (high) of output c in
 //          byte j * 16 + c
 // `out` is padded to 32. Padding is zero.
