@@ -15,9 +15,15 @@
 
 namespace ptd::cpu::PTD_ISA_NAMESPACE {
 
-// Tiles 0..3: products of a tile of heads. 4: its queries or weights. 5: keys or values. 6 and 7:
-// products and weights of a single node.
-inline void configure_attention_tiles(const AttentionArgs& args) {
+inline constexpr int kTileBytes64 = 1024;  // a full tile: 16 rows of 64 bytes
+
+// What is written at p is in memory afterwards. The tile instructions do not tell the compiler that
+// they read it (and of a configuration, only its first bytes).
+inline void finish_stores(const void* p) { __asm__ volatile("" : : "r"(p) : "memory"); }
+
+// Tiles 0..3: products. 4 and 5: queries or weights, of the given number of heads like the
+// products. 6 and 7: keys or values.
+inline void configure_head_tiles(int heads) {
   struct alignas(64) {
     std::uint8_t palette = 1;
     std::uint8_t start_row = 0;
@@ -25,92 +31,131 @@ inline void configure_attention_tiles(const AttentionArgs& args) {
     std::uint16_t row_bytes[16] = {};
     std::uint8_t rows[16] = {};
   } config;
-  const AttentionLayout at = attention_layout(args);
-  const int heads = min_of(args.rows, at.tile_nodes) * at.group;
-  const int rows[8] = {heads, heads, heads, heads, heads, 16, at.group, at.group};
   for (int t = 0; t < 8; ++t) {
-    config.rows[t] = static_cast<std::uint8_t>(rows[t]);
+    config.rows[t] = static_cast<std::uint8_t>(t < 6 ? heads : 16);
     config.row_bytes[t] = 64;
   }
+  finish_stores(&config);
   _tile_loadconfig(&config);
 }
 
-// The tile loads do not tell the compiler that they read memory.
-inline void finish_stores() { __asm__ volatile("" ::: "memory"); }
-
-// Products of a tile of heads with kTiles column tiles, out[head * out_stride + column]. Left:
-// `steps` pieces of 64 bytes a row; right: the piece of column tile c at step s lies at
+// The operands of products[head][column] (+)= sum over steps of left[head] right[column]: left has
+// `steps` pieces of 64 bytes a row; the right piece of column tile c at step s lies at
 // c * column_bytes + s * step_bytes.
-template <int kTiles>
-inline void multiply_tiles(const bf16* left, std::int64_t left_bytes, const bf16* right,
-                           std::int64_t column_bytes, std::int64_t step_bytes, int steps,
-                           float* out, std::int64_t out_bytes) {
-  const auto* piece = reinterpret_cast<const unsigned char*>(right);
-  _tile_zero(0);
-  if constexpr (kTiles > 1) _tile_zero(1);
-  if constexpr (kTiles > 2) _tile_zero(2);
-  if constexpr (kTiles > 3) _tile_zero(3);
-  for (int s = 0; s < steps; ++s, piece += step_bytes) {
-    _tile_loadd(4, left + s * 32, left_bytes);
-    _tile_loadd(5, piece, 64);
-    _tile_dpbf16ps(0, 4, 5);
+struct Product {
+  const bf16* left;
+  std::int64_t left_bytes;  // between rows
+  const bf16* right;
+  std::int64_t column_bytes, step_bytes;
+  int steps;
+  float* out;
+  std::int64_t out_bytes;  // between rows
+};
+
+// Columns [c * 16, (c + kTiles) * 16) for one tile of heads.
+template <int kTiles, bool kAdd>
+inline void multiply_columns(const Product& p, int c) {
+  const auto* right = reinterpret_cast<const unsigned char*>(p.right) + c * p.column_bytes;
+  float* out = p.out + c * 16;
+  if constexpr (kAdd) {
+    _tile_loadd(0, out, p.out_bytes);
+    if constexpr (kTiles > 1) _tile_loadd(1, out + 16, p.out_bytes);
+    if constexpr (kTiles > 2) _tile_loadd(2, out + 32, p.out_bytes);
+    if constexpr (kTiles > 3) _tile_loadd(3, out + 48, p.out_bytes);
+  } else {
+    _tile_zero(0);
+    if constexpr (kTiles > 1) _tile_zero(1);
+    if constexpr (kTiles > 2) _tile_zero(2);
+    if constexpr (kTiles > 3) _tile_zero(3);
+  }
+  for (int s = 0; s < p.steps; ++s, right += p.step_bytes) {
+    _tile_loadd(4, p.left + s * 32, p.left_bytes);
+    _tile_loadd(6, right, 64);
+    _tile_dpbf16ps(0, 4, 6);
     if constexpr (kTiles > 1) {
-      _tile_loadd(5, piece + column_bytes, 64);
-      _tile_dpbf16ps(1, 4, 5);
+      _tile_loadd(7, right + p.column_bytes, 64);
+      _tile_dpbf16ps(1, 4, 7);
     }
     if constexpr (kTiles > 2) {
-      _tile_loadd(5, piece + 2 * column_bytes, 64);
-      _tile_dpbf16ps(2, 4, 5);
+      _tile_loadd(6, right + 2 * p.column_bytes, 64);
+      _tile_dpbf16ps(2, 4, 6);
     }
     if constexpr (kTiles > 3) {
-      _tile_loadd(5, piece + 3 * column_bytes, 64);
-      _tile_dpbf16ps(3, 4, 5);
+      _tile_loadd(7, right + 3 * p.column_bytes, 64);
+      _tile_dpbf16ps(3, 4, 7);
     }
   }
-  _tile_stored(0, out, out_bytes);
-  if constexpr (kTiles > 1) _tile_stored(1, out + 16, out_bytes);
-  if constexpr (kTiles > 2) _tile_stored(2, out + 32, out_bytes);
-  if constexpr (kTiles > 3) _tile_stored(3, out + 48, out_bytes);
+  _tile_stored(0, out, p.out_bytes);
+  if constexpr (kTiles > 1) _tile_stored(1, out + 16, p.out_bytes);
+  if constexpr (kTiles > 2) _tile_stored(2, out + 32, p.out_bytes);
+  if constexpr (kTiles > 3) _tile_stored(3, out + 48, p.out_bytes);
 }
 
-// The same with any number of column tiles.
-inline void multiply(const bf16* left, std::int64_t left_bytes, const bf16* right,
-                     std::int64_t column_bytes, std::int64_t step_bytes, int steps, int columns,
-                     float* out, std::int64_t out_bytes) {
-  const auto tiles = [&](int c, auto run) {
-    run(left, left_bytes, right + c * column_bytes / 2, column_bytes, step_bytes, steps,
-        out + c * 16, out_bytes);
-  };
+template <bool kAdd>
+inline void multiply(const Product& p, int columns) {
   int c = 0;
-  for (; c + 4 <= columns; c += 4) tiles(c, multiply_tiles<4>);
-  if (columns - c == 3) tiles(c, multiply_tiles<3>);
-  if (columns - c == 2) tiles(c, multiply_tiles<2>);
-  if (columns - c == 1) tiles(c, multiply_tiles<1>);
+  for (; c + 4 <= columns; c += 4) multiply_columns<4, kAdd>(p, c);
+  if (columns - c == 3) multiply_columns<3, kAdd>(p, c);
+  if (columns - c == 2) multiply_columns<2, kAdd>(p, c);
+  if (columns - c == 1) multiply_columns<1, kAdd>(p, c);
+}
+
+// The same for two tiles of heads, the second `left_tile` and `out_tile` elements behind the first,
+// so that the right side is read once.
+template <int kTiles>
+inline void multiply_columns_twice(const Product& p, int c, int left_tile, int out_tile) {
+  const auto* right = reinterpret_cast<const unsigned char*>(p.right) + c * p.column_bytes;
+  float* out = p.out + c * 16;
+  _tile_zero(0);
+  _tile_zero(1);
+  if constexpr (kTiles > 1) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int s = 0; s < p.steps; ++s, right += p.step_bytes) {
+    _tile_loadd(4, p.left + s * 32, p.left_bytes);
+    _tile_loadd(5, p.left + left_tile + s * 32, p.left_bytes);
+    _tile_loadd(6, right, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 5, 6);
+    if constexpr (kTiles > 1) {
+      _tile_loadd(7, right + p.column_bytes, 64);
+      _tile_dpbf16ps(2, 4, 7);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, out, p.out_bytes);
+  _tile_stored(1, out + out_tile, p.out_bytes);
+  if constexpr (kTiles > 1) {
+    _tile_stored(2, out + 16, p.out_bytes);
+    _tile_stored(3, out + 16 + out_tile, p.out_bytes);
+  }
+}
+inline void multiply_twice(const Product& p, int columns, int left_tile, int out_tile) {
+  int c = 0;
+  for (; c + 2 <= columns; c += 2) multiply_columns_twice<2>(p, c, left_tile, out_tile);
+  if (c < columns) multiply_columns_twice<1>(p, c, left_tile, out_tile);
 }
 
 // Sixteen rows of keys [dim] as pairs of dimensions [padded_dim / 2][16][2], zeros beyond dim.
 inline void pair_dimensions(const bf16* rows, int dim, int padded_dim, bf16* out) {
   for (int d = 0; d < dim; d += 8) {
     const Columns columns = columns_of(rows + d, static_cast<std::int64_t>(dim) * 2);
-    for (int c = 0; c < 4; ++c) {
-      _mm512_storeu_ps(out + (d / 2 + c) * 32, columns.column[c].v);
-    }
+    for (int c = 0; c < 4; ++c) _mm512_storeu_ps(out + (d / 2 + c) * 32, columns.column[c].v);
   }
-  std::memset(out + dim * 16, 0, static_cast<std::size_t>(padded_dim - dim) * 32);
+  for (int d = dim; d < padded_dim; d += 2) {
+    _mm512_storeu_si512(out + d * 16, _mm512_setzero_si512());
+  }
 }
 
-// 32 rows of values [dim] as tiles [dim / 16][16 pairs of rows][16][2].
-inline void pair_positions(const bf16* const* rows, int dim, bf16* out) {
-  for (int pair = 0; pair < 16; ++pair) {
-    const bf16* even = rows[2 * pair];
-    const bf16* odd = rows[2 * pair + 1];
-    for (int d = 0; d < dim; d += 16) {
-      const auto wide = [d](const bf16* row) {
-        return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + d)));
-      };
-      _mm512_storeu_si512(out + (d + pair) * 32,
-                          _mm512_or_si512(wide(even), _mm512_slli_epi32(wide(odd), 16)));
-    }
+// Two rows of values [dim] as one row of each tile of [dim / 16][16 pairs][16][2].
+inline void pair_positions(const bf16* even, const bf16* odd, int dim, bf16* out) {
+  const auto wide = [](const bf16* p) {
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  };
+  for (int d = 0; d < dim; d += 16) {
+    const __m512i pairs = _mm512_or_si512(wide(even + d), _mm512_slli_epi32(wide(odd + d), 16));
+    _mm512_storeu_si512(out + d * 32, pairs);
   }
 }
 
@@ -123,12 +168,31 @@ inline bool all_finite(const bf16* row, int dim) {
   return true;
 }
 
+// 2^x for x <= 0 within 3e-6 of it; below -126 as at -126, which is as good as nothing here.
+inline __m512 exp2_nonpositive(__m512 x) {
+  x = _mm512_max_ps(_mm512_set1_ps(-126.0f), x);
+  const __m512 magic = _mm512_set1_ps(12582912.0f);  // 1.5 * 2^23: adding it rounds to integers
+  const __m512 n = _mm512_sub_ps(_mm512_add_ps(x, magic), magic);
+  const __m512 r = _mm512_sub_ps(x, n);
+  // The polynomial of degree 4 with the least relative error for |r| <= 1/2, and 1 at 0.
+  __m512 p = _mm512_set1_ps(9.5828532e-3f);
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.59064262e-2f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.40240986e-1f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.93124193e-1f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+  return _mm512_scalef_ps(p, n);
+}
+
 class TileAttention {
  public:
+  static constexpr int kTiles = 2;  // that attend() takes at once
+
   TileAttention(const AttentionStep& step, unsigned char* memory)
       : step_(step),
         dim_(step.args.head_dim),
         padded_dim_(step.at.padded_dim),
+        tile_heads_(min_of(step.args.rows, step.at.tile_nodes) * step.at.group),
+        chunk_{step},
         keys_(reinterpret_cast<bf16*>(memory + step.at.keys)),
         packed_values_(reinterpret_cast<bf16*>(memory + step.at.values)),
         step_keys_(reinterpret_cast<bf16*>(memory + step.at.step_keys)),
@@ -137,62 +201,49 @@ class TileAttention {
         weights_(reinterpret_cast<bf16*>(memory + step.at.weights)),
         step_scores_(reinterpret_cast<float*>(memory + step.at.step_scores)),
         staging_(reinterpret_cast<bf16*>(memory + step.at.staging)),
-        sums_(reinterpret_cast<float*>(memory + step.at.sums)) {}
+        sums_(reinterpret_cast<float*>(memory + step.at.sums)) {
+    configure_head_tiles(tile_heads_);
+  }
+  ~TileAttention() { _tile_release(); }
+  TileAttention(const TileAttention&) = delete;
+  TileAttention& operator=(const TileAttention&) = delete;
 
   // Packs keys and values of a chunk, as far as the nodes [first, end) see them.
   void load(int head, int chunk, int first, int end) {
-    head_ = head;
-    base_ = chunk * kChunkKeys;
-    const std::int64_t offset = head * step_.args.kv_head_stride;
-    const bf16* keys = static_cast<const bf16*>(step_.args.k_cache) + offset;
-    values_ = static_cast<const bf16*>(step_.args.v_cache) + offset;
-    const int seen = step_.most_keys(first, end);
-    common_ = max_of(0, min_of(min_of(step_.common_keys(), seen) - base_, kChunkKeys));
-    pack_keys(keys + static_cast<std::int64_t>(base_) * dim_, common_, keys_);
-    if (step_.tree() && common_ < kChunkKeys && base_ < seen) {
+    chunk_.select(head, chunk, first, end);
+    const bf16* keys = chunk_.rows_of<bf16>(step_.args.k_cache);
+    pack_keys(keys + static_cast<std::int64_t>(chunk_.base) * dim_, chunk_.common, keys_);
+    if (chunk_.own)
       pack_keys(keys + static_cast<std::int64_t>(step_.prefix) * dim_, end, step_keys_);
-    }
+    values_ = chunk_.rows_of<bf16>(step_.args.v_cache);
     pack_values();
+    for (int& tile : staged_) tile = -1;
   }
 
   // The records of the heads of nodes [first, end), all within those of load(). Heads that see
   // nothing of the chunk get none that means anything.
   void attend(int first, int end, float* records) {
-    const int group = step_.at.group, heads = (end - first) * group;
-    const int seen = min_of(step_.most_keys(first, end) - base_, kChunkKeys);
+    const int seen = chunk_.most_visible(first, end);
     if (seen <= 0) return;
-    for (int h = 0; h < heads; ++h) {
-      const bf16* query = step_.query<bf16>(first + h / group, head_ * group + h % group);
-      std::memcpy(queries_ + h * padded_dim_, query, static_cast<std::size_t>(dim_) * 2);
-      std::memset(queries_ + h * padded_dim_ + dim_, 0,
-                  static_cast<std::size_t>(padded_dim_ - dim_) * 2);
+    bf16* weights = weights_;
+    float* record = records;
+    for (int node = first; node < end; node += step_.at.tile_nodes) {
+      weigh_tile(node, min_of(node + step_.at.tile_nodes, end), seen, weights, record);
+      weights += kTileHeads * kWeightStride;
+      record += tile_heads_ * step_.at.record;
     }
-    const int common = min_of(common_, seen);
-    score(keys_, common, scores_, kChunkKeys);
-    const int step_stride = (end + 15) / 16 * 16;
-    if (seen > common) score(step_keys_, end, step_scores_, step_stride);
-    for (int h = 0; h < heads; ++h) {
-      const int node = first + h / group;
-      const int n = min_of(step_.keys_of(node) - base_, kChunkKeys);
-      if (n <= 0) continue;
-      if (step_.tree()) {
-        const std::uint16_t* own = step_.ancestors_of(node);
-        const int skipped = step_.prefix - base_;
-        for (int k = common; k < n; ++k) {
-          scores_[h * kChunkKeys + k] = step_scores_[h * step_stride + own[k - skipped]];
-        }
-      }
-      float* record = records + static_cast<std::int64_t>(h) * step_.at.record;
-      weigh(h, n, seen, record[dim_], record[dim_ + 1]);
-    }
-    weigh_values(first, end, seen);
-    for (int h = 0; h < heads; ++h) {
-      float* record = records + static_cast<std::int64_t>(h) * step_.at.record;
-      for (int d = 0; d < dim_; d += 16) store16(record + d, load16(sums_ + h * dim_ + d));
+    multiply_common_values(end - first > step_.at.tile_nodes, seen);
+    add_own_values(first, end);
+    const int heads = (end - first) * step_.at.group;
+    for (int h = 0; h < heads; ++h, records += step_.at.record) {
+      const float* sums = sums_ + sums_row(h) * dim_;
+      for (int d = 0; d < dim_; d += 16) store16(records + d, load16(sums + d));
     }
   }
 
  private:
+  static constexpr int kStaged = 8;  // tiles of values of single nodes that are ready at once
+
   // n rows of the cache in blocks of sixteen, the last one filled up with zeros.
   void pack_keys(const bf16* rows, int n, bf16* out) {
     const int block = 16 * dim_;
@@ -210,84 +261,184 @@ class TileAttention {
 
   // The values that all nodes find in the same rows, 32 positions at a time.
   void pack_values() {
-    const bf16* const zeros = zero_row();
-    const int tiles = step_.tree() ? common_ / 32 : (common_ + 31) / 32;
+    const int common = chunk_.common, committed = step_.prefix - chunk_.base;
+    const int tiles = step_.tree() ? common / 32 : (common + 31) / 32;
+    const bf16* rows = values_ + static_cast<std::int64_t>(chunk_.base) * dim_;
+    const auto row = [&](int k) {
+      return k < common ? rows + static_cast<std::int64_t>(k) * dim_ : kZeros;
+    };
     for (shared_ = 0; shared_ < tiles; ++shared_) {
-      const bf16* rows[32];
-      for (int s = 0; s < 32; ++s) {
-        const int k = shared_ * 32 + s;
-        rows[s] = k < common_ ? values_ + static_cast<std::int64_t>(base_ + k) * dim_ : zeros;
-        if (base_ + k >= step_.prefix && k < common_ && !all_finite(rows[s], dim_)) return;
+      const int begin = shared_ * 32;
+      for (int k = max_of(begin, committed); k < min_of(begin + 32, common); ++k) {
+        if (!all_finite(row(k), dim_)) return;
       }
-      pair_positions(rows, dim_, packed_values_ + shared_ * 32 * dim_);
+      bf16* out = packed_values_ + begin * dim_;
+      for (int k = begin; k < begin + 32; k += 2, out += 32) {
+        pair_positions(row(k), row(k + 1), dim_, out);
+      }
+    }
+  }
+
+  // Writes the weights of a tile of heads, and their sums into the records.
+  void weigh_tile(int first, int end, int seen, bf16* weights, float* records) {
+    const int group = step_.at.group, heads = (end - first) * group;
+    bf16* queries = queries_;
+    for (int h = 0; h < heads; ++h, queries += padded_dim_) {
+      const bf16* query = step_.query<bf16>(first + h / group, chunk_.head * group + h % group);
+      for (int d = 0; d < padded_dim_; d += 16) {
+        const __m256i part = d < dim_
+                                 ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(query + d))
+                                 : _mm256_setzero_si256();
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(queries + d), part);
+      }
+    }
+    finish_stores(queries_);
+    score(keys_, min_of(chunk_.common, seen), scores_, kScoreStride);
+    if (chunk_.own) {
+      const int step_stride = (end + 15) / 16 * 16;
+      score(step_keys_, end, step_scores_, step_stride);
+      chunk_.pick_ancestors(first, end, step_scores_, step_stride, scores_);
+    }
+    // One pass after the other over all heads: the latency of one hides behind the next.
+    chunk_.find_largest(first, end, scores_, records);
+    const float* scores = scores_;
+    for (int h = 0; h < heads; ++h, records += step_.at.record) {
+      const int n = chunk_.visible(first + h / group);
+      if (n > 0) records[dim_ + 1] = weigh(scores, n, seen, records[dim_], weights);
+      scores += kScoreStride;
+      weights += kWeightStride;
     }
   }
 
   void score(const bf16* keys, int n, float* scores, int stride) const {
-    finish_stores();
-    multiply(queries_, padded_dim_ * 2, keys, padded_dim_ * 32, 1024, padded_dim_ / 32,
-             (n + 15) / 16, scores, static_cast<std::int64_t>(stride) * 4);
+    const Product product = {queries_,     static_cast<std::int64_t>(padded_dim_) * 2,
+                             keys,         static_cast<std::int64_t>(padded_dim_) * 32,
+                             kTileBytes64, padded_dim_ / 32,
+                             scores,       static_cast<std::int64_t>(stride) * 4};
+    multiply<false>(product, (n + 15) / 16);
   }
 
-  void weigh(int h, int n, int seen, float& largest, float& sum) const {
-    bf16* weights = weights_ + h * kChunkKeys;
-    weigh_scores(scores_ + h * kChunkKeys, n, step_.args.scale, largest, sum, [&](int i, F32x16 w) {
-      const __m256i rounded = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(w.v));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + i), rounded);
-      const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded), 16);
-      return F32x16{_mm512_castsi512_ps(wide)};
-    });
-    for (int i = (n + 15) / 16 * 16; i < (seen + 31) / 32 * 32; i += 16) {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + i), _mm256_setzero_si256());
+  // Writes the weights exp(score * scale - largest) of n positions, rounded, and zeros up to `seen`
+  // in multiples of 32; returns the sum of what it wrote. Pair l of it takes the positions that
+  // leave 2 l and 2 l + 1 modulo 32.
+  float weigh(const float* scores, int n, int seen, float largest, bf16* weights) const {
+    constexpr float kLog2E = 1.44269504f;
+    const __m512 factor = _mm512_set1_ps(step_.args.scale * kLog2E);
+    const __m512 reference = _mm512_set1_ps(largest * kLog2E);
+    const auto rounded = [&](int i) {
+      const auto weight = [&](int k) {
+        return exp2_nonpositive(_mm512_fmsub_ps(_mm512_loadu_ps(scores + k), factor, reference));
+      };
+      return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(weight(i + 16), weight(i)));
+    };
+    const __m512bh ones = _mm512_cvtne2ps_pbh(_mm512_set1_ps(1), _mm512_set1_ps(1));
+    __m512 sum = _mm512_setzero_ps();
+    const auto keep = [&](int i, __m512i pairs) {
+      _mm512_storeu_si512(weights + i, pairs);
+      sum = _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(pairs), ones);
+    };
+    int i = 0;
+    for (; i + 32 <= n; i += 32) keep(i, rounded(i));
+    if (i < n) {
+      const auto visible = static_cast<__mmask32>((std::uint32_t{1} << (n - i)) - 1);
+      keep(i, _mm512_maskz_mov_epi16(visible, rounded(i)));
+      i += 32;
+    }
+    for (; i < seen; i += 32) _mm512_storeu_si512(weights + i, _mm512_setzero_si512());
+    return fold_sum16({sum});
+  }
+
+  // Row of head h of the tiles in attend() in sums_; its weights are in the same row of weights_.
+  int sums_row(int h) const { return h < tile_heads_ ? h : h - tile_heads_ + kTileHeads; }
+
+  void multiply_common_values(bool two_tiles, int seen) const {
+    finish_stores(weights_);
+    const Product product = {weights_,
+                             kWeightStride * 2,
+                             packed_values_,
+                             kTileBytes64,
+                             static_cast<std::int64_t>(dim_) * 64,
+                             min_of(shared_, (seen + 31) / 32),
+                             sums_,
+                             static_cast<std::int64_t>(dim_) * 4};
+    if (two_tiles) {
+      multiply_twice(product, dim_ / 16, kTileHeads * kWeightStride, kTileHeads * dim_);
+    } else {
+      multiply<false>(product, dim_ / 16);
     }
   }
 
-  void weigh_values(int first, int end, int seen) {
-    finish_stores();
-    multiply(weights_, kChunkKeys * 2, packed_values_, 1024, static_cast<std::int64_t>(dim_) * 64,
-             min_of(shared_, (seen + 31) / 32), dim_ / 16, sums_,
-             static_cast<std::int64_t>(dim_) * 4);
+  // The rest, node by node: several at once are made ready, then multiplied, so that the tile loads
+  // do not wait for the stores.
+  void add_own_values(int first, int end) {
+    const int group = step_.at.group;
+    struct {
+      int node, slot, tiles;
+    } ready[kStaged];
+    int count = 0, slots = 0;
+    bool configured = false;
+    const auto multiply_ready = [&] {
+      if (count == 0) return;
+      finish_stores(staging_);
+      if (!configured && group != tile_heads_) configure_head_tiles(group);
+      configured = true;
+      for (int i = 0; i < count; ++i) {
+        const int row = sums_row((ready[i].node - first) * group);
+        const Product product = {weights_ + row * kWeightStride + staged_[ready[i].slot] * 32,
+                                 kWeightStride * 2,
+                                 staging_ + ready[i].slot * 32 * dim_,
+                                 kTileBytes64,
+                                 static_cast<std::int64_t>(dim_) * 64,
+                                 ready[i].tiles,
+                                 sums_ + row * dim_,
+                                 static_cast<std::int64_t>(dim_) * 4};
+        multiply<true>(product, dim_ / 16);
+      }
+      count = slots = 0;
+    };
     for (int node = first; node < end; ++node) {
-      const int n = min_of(step_.keys_of(node) - base_, kChunkKeys);
-      for (int t = shared_; t * 32 < n; ++t) {
-        gather_values(node, t * 32, n);
-        const int head = (node - first) * step_.at.group;
-        for (int d = 0; d < dim_; d += 16) {
-          float* sums = sums_ + head * dim_ + d;
-          _tile_loadd(6, sums, static_cast<std::int64_t>(dim_) * 4);
-          _tile_loadd(7, weights_ + head * kChunkKeys + t * 32, kChunkKeys * 2);
-          _tile_loadd(5, staging_ + d * 32, 64);
-          _tile_dpbf16ps(6, 7, 5);
-          _tile_stored(6, sums, static_cast<std::int64_t>(dim_) * 4);
-        }
+      const int tiles = (max_of(chunk_.visible(node), 0) + 31) / 32 - shared_;
+      for (int done = 0; done < tiles;) {
+        if (slots == kStaged) multiply_ready();
+        const int n = min_of(tiles - done, kStaged - slots);
+        for (int t = 0; t < n; ++t) stage_values(slots + t, shared_ + done + t, node);
+        ready[count++] = {node, slots, n};
+        slots += n;
+        done += n;
       }
     }
+    multiply_ready();
+    if (configured && group != tile_heads_) configure_head_tiles(tile_heads_);
   }
 
-  // The values that a node sees at the 32 positions from base_ + k, of which it sees n - k.
-  void gather_values(int node, int k, int n) {
-    const bf16* const zeros = zero_row();
+  // The values that a node sees at the 32 positions of a tile, zeros where it sees none. Pairs of
+  // committed rows are there already if the slot held the same positions before.
+  void stage_values(int slot, int tile, int node) {
+    const int begin = tile * 32, end = min_of(begin + 32, chunk_.visible(node));
+    const int committed = step_.prefix - chunk_.base;
     const std::uint16_t* own = step_.ancestors_of(node);
-    const bf16* rows[32];
-    for (int s = 0; s < 32; ++s) {
-      const int position = base_ + k + s;
-      std::int64_t row = position;
-      if (step_.tree() && position >= step_.prefix && k + s < n) {
-        row = step_.prefix + own[position - step_.prefix];
-      }
-      rows[s] = k + s < n ? values_ + row * dim_ : zeros;
+    const auto row = [&](int k) -> const bf16* {
+      if (k >= end) return kZeros;
+      const bool moved = step_.tree() && k >= committed;
+      const int at = moved ? step_.prefix + own[k - committed] : chunk_.base + k;
+      return values_ + static_cast<std::int64_t>(at) * dim_;
+    };
+    int k = begin;
+    if (staged_[slot] == tile) k = max_of(begin, min_of(committed, begin + 32)) / 2 * 2;
+    staged_[slot] = tile;
+    bf16* out = staging_ + slot * 32 * dim_ + (k - begin) * 16;
+    for (; k < end; k += 2, out += 32) pair_positions(row(k), row(k + 1), dim_, out);
+    for (; k < begin + 32; k += 2, out += 32) {
+      for (int d = 0; d < dim_; d += 16) _mm512_storeu_si512(out + d * 32, _mm512_setzero_si512());
     }
-    pair_positions(rows, dim_, staging_);
-    finish_stores();
   }
 
-  static const bf16* zero_row() {
-    static constexpr bf16 kZeros[256] = {};
-    return kZeros;
-  }
+  static constexpr bf16 kZeros[256] = {};  // a row of values
 
   const AttentionStep& step_;
   const int dim_, padded_dim_;
+  const int tile_heads_;  // of a full tile
+  Chunk chunk_;
   bf16* keys_;
   bf16* packed_values_;
   bf16* step_keys_;
@@ -298,9 +449,8 @@ class TileAttention {
   bf16* staging_;
   float* sums_;
   const bf16* values_ = nullptr;
-  int head_ = 0, base_ = 0;
-  int common_ = 0;  // keys of the chunk that are in keys_
-  int shared_ = 0;  // tiles of 32 positions in packed_values_
+  int shared_ = 0;       // tiles of 32 positions in packed_values_
+  int staged_[kStaged];  // the tile of 32 positions that lies in a slot of staging_
 };
 
 }  // namespace ptd::cpu::PTD_ISA_NAMESPACE

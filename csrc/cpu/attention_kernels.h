@@ -31,13 +31,13 @@ template <typename Path>
 inline void attend_chunks(const AttentionStep& step, Path& path, Share share) {
   const int rows = step.args.rows, kv_heads = step.args.kv_heads;
   const int chunks = (step.most_keys(0, rows) + kChunkKeys - 1) / kChunkKeys;
+  const int nodes = Path::kTiles * step.at.tile_nodes;
   // Dealt out in turns: the last chunk, which is shorter, is then everybody's last.
   for (int piece = share.index; piece < chunks * kv_heads; piece += share.count) {
     const int chunk = piece / kv_heads, head = piece % kv_heads;
     path.load(head, chunk, 0, rows);
-    for (int node = 0; node < rows; node += step.at.tile_nodes) {
-      path.attend(node, min_of(node + step.at.tile_nodes, rows),
-                  partial_records(step, chunk, head, node));
+    for (int node = 0; node < rows; node += nodes) {
+      path.attend(node, min_of(node + nodes, rows), partial_records(step, chunk, head, node));
     }
   }
 }
@@ -59,11 +59,11 @@ inline void attend_block(const AttentionStep& step, Path& path, unsigned char* m
   const std::int64_t record = step.at.record;
   auto* states = reinterpret_cast<float*>(memory + step.at.states);
   auto* records = reinterpret_cast<float*>(memory + step.at.records);
-  const int seen = step.most_keys(first, end);
+  const int seen = step.most_keys(first, end), nodes = Path::kTiles * step.at.tile_nodes;
   for (int chunk = 0; chunk * kChunkKeys < seen; ++chunk) {
     path.load(head, chunk, first, end);
-    for (int node = first; node < end; node += step.at.tile_nodes) {
-      const int last = min_of(node + step.at.tile_nodes, end);
+    for (int node = first; node < end; node += nodes) {
+      const int last = min_of(node + nodes, end);
       float* state = states + (node - first) * group * record;
       path.attend(node, last, chunk == 0 ? state : records);
       if (chunk == 0) continue;
@@ -128,9 +128,7 @@ inline void attention(const AttentionArgs& args, Share share) {
     return;
   }
 #if PTD_ISA_LEVEL >= 4
-  configure_attention_tiles(args);
   attend_share<bf16, TileAttention>(args, share);
-  _tile_release();
 #else
   attend_share<bf16, VectorAttention<bf16>>(args, share);
 #endif

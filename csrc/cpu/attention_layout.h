@@ -14,6 +14,10 @@ namespace ptd::cpu {
 
 inline constexpr int kChunkKeys = 256;  // keys are cut at multiples of it, counted from position 0
 inline constexpr int kTileHeads = 16;
+// Elements between the rows of scores and of weights: a power of two would put all rows of a tile
+// into a few sets of the cache.
+inline constexpr int kScoreStride = kChunkKeys + 16;
+inline constexpr int kWeightStride = kChunkKeys + 32;
 inline constexpr int kBlockTiles = 8;  // at most so many tiles share one packing of the keys
 // Up to so many heads a key/value head, the chunks are spread over the threads and joined
 // afterwards. Above it the tiles are spread, and whoever has a tile goes through all its chunks.
@@ -41,12 +45,12 @@ struct AttentionLayout {
   std::int64_t values;       // the chunk's values, packed
   std::int64_t step_keys;    // the step's keys, packed
   std::int64_t queries;      // a tile's queries
-  std::int64_t scores;       // float [16, kChunkKeys]
-  std::int64_t weights;      // bf16 [16, kChunkKeys]
+  std::int64_t scores;       // float [16, kScoreStride]
+  std::int64_t weights;      // bf16 [2, 16, kWeightStride]
   std::int64_t step_scores;  // float [16, rows in multiples of 16]
-  std::int64_t staging;      // 32 rows of keys or values
-  std::int64_t sums;         // float [16, head_dim]
-  std::int64_t records;      // of a tile in one chunk
+  std::int64_t staging;      // 8 tiles of values, or a block of keys
+  std::int64_t sums;         // float [2, 16, head_dim]
+  std::int64_t records;      // of two tiles in one chunk
   std::int64_t states;       // of a block's heads over the chunks so far
   std::int64_t thread_bytes;
 };
@@ -80,12 +84,12 @@ static inline AttentionLayout attention_layout(const AttentionArgs& args) {
   at.values = place(2 * kChunkKeys * dim);
   at.step_keys = place(4 * padded_rows * dim);
   at.queries = place(4 * kTileHeads * dim);
-  at.scores = place(4 * kTileHeads * kChunkKeys);
-  at.weights = place(2 * kTileHeads * kChunkKeys);
+  at.scores = place(4 * kTileHeads * kScoreStride);
+  at.weights = place(2 * 2 * kTileHeads * kWeightStride);
   at.step_scores = place(4 * kTileHeads * padded_rows);
-  at.staging = place(4 * 32 * dim);
-  at.sums = place(4 * kTileHeads * dim);
-  at.records = place(4 * kTileHeads * at.record);
+  at.staging = place(2 * 8 * 32 * dim);
+  at.sums = place(4 * 2 * kTileHeads * dim);
+  at.records = place(4 * 2 * kTileHeads * at.record);
   at.states = place(4 * kBlockTiles * kTileHeads * at.record);
   at.thread_bytes = end;
   return at;

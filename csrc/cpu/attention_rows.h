@@ -70,34 +70,66 @@ inline void list_ancestors(const AttentionArgs& args, Share share) {
   }
 }
 
-// Turns n scores (1..kChunkKeys) into weights exp(score * scale - largest). `keep(i, weights)`
-// stores those at positions i..i+15, zeros beyond n, and returns them as they will be used. Lane l
-// of the sum takes the positions that leave l modulo 16.
-template <typename Keep>
-inline void weigh_scores(float* scores, int n, float scale, float& largest, float& sum,
-                         const Keep& keep) {
+// The largest of n scores (1..kChunkKeys), each times `scale`.
+inline float largest_score(const float* scores, int n, float scale) {
   const F32x16 factor = splat16(scale), lowest = splat16(-__builtin_inff());
   const int whole = n / 16 * 16;
   F32x16 most = lowest;
-  for (int i = 0; i < whole; i += 16) {
-    const F32x16 scaled = mul(load16(scores + i), factor);
-    store16(scores + i, scaled);
-    most = max16(most, scaled);
-  }
+  for (int i = 0; i < whole; i += 16) most = max16(most, mul(load16(scores + i), factor));
   if (whole < n) {
-    const std::uint32_t beyond = 0xffffu << (n - whole) & 0xffffu;
-    const F32x16 scaled = blend(beyond, mul(load16(scores + whole), factor), lowest);
-    store16(scores + whole, scaled);
-    most = max16(most, scaled);
+    const F32x16 scaled = mul(load16(scores + whole), factor);
+    most = max16(most, blend(0xffffu << (n - whole) & 0xffffu, scaled, lowest));
   }
-  largest = fold_max16(most);
-  const F32x16 reference = splat16(largest);
-  F32x16 total = zero16();
-  for (int i = 0; i < n; i += 16) {
-    total = add(total, keep(i, exp16(sub(load16(scores + i), reference))));
-  }
-  sum = fold_sum16(total);
+  return fold_max16(most);
 }
+
+// One chunk of the keys of a key/value head. Paths work on it; what they have in common is here.
+struct Chunk {
+  const AttentionStep& step;
+  int head = 0;
+  int base = 0;  // position of its first key
+  int common =
+      0;  // its keys that lie in the cache row of their position, as far as they are needed
+  bool own = false;  // whether a node finds keys in other rows: those of its ancestors
+
+  // The chunk as the nodes [first, end) need it.
+  void select(int head_index, int index, int first, int end) {
+    head = head_index;
+    base = index * kChunkKeys;
+    const int seen = step.most_keys(first, end);
+    common = max_of(0, min_of(min_of(step.common_keys(), seen) - base, kChunkKeys));
+    own = step.tree() && common < kChunkKeys && base < seen;
+  }
+  template <typename T>
+  const T* rows_of(const void* cache) const {
+    return static_cast<const T*>(cache) + head * step.args.kv_head_stride;
+  }
+  // Keys of the chunk that a node sees, and the most that one of several sees; may be negative.
+  int visible(int node) const { return min_of(step.keys_of(node) - base, kChunkKeys); }
+  int most_visible(int first, int end) const {
+    return min_of(step.most_keys(first, end) - base, kChunkKeys);
+  }
+  // Puts the scores of nodes [first, end) with their ancestors where the positions of those are.
+  void pick_ancestors(int first, int end, const float* step_scores, int step_stride,
+                      float* scores) const {
+    const int group = step.at.group, skipped = step.prefix - base;
+    for (int node = first; node < end; ++node) {
+      const std::uint16_t* list = step.ancestors_of(node);
+      const int n = visible(node);
+      for (int g = 0; g < group; ++g, scores += kScoreStride, step_scores += step_stride) {
+        for (int k = max_of(skipped, 0); k < n; ++k) scores[k] = step_scores[list[k - skipped]];
+      }
+    }
+  }
+  // Writes the largest score of the heads of nodes [first, end) into their records.
+  void find_largest(int first, int end, const float* scores, float* records) const {
+    const int group = step.at.group, heads = (end - first) * group;
+    for (int h = 0; h < heads; ++h, scores += kScoreStride, records += step.at.record) {
+      const int n = visible(first + h / group);
+      if (n > 0) records[step.args.head_dim] = largest_score(scores, n, step.args.scale);
+    }
+  }
+};
 
 // state += next, two records of consecutive chunks (or runs of them).
 inline void join_records(float* state, const float* next, int dim) {

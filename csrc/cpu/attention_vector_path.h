@@ -65,7 +65,7 @@ inline void value_piece(const float* weights, int begin, int end, const Row& row
     F32x16 value[kVectors];
     for (int v = 0; v < kVectors; ++v) value[v] = load16(values + v * 16);
     for (int h = 0; h < kHeads; ++h) {
-      const F32x16 weight = splat16(weights[h * kChunkKeys + k]);
+      const F32x16 weight = splat16(weights[h * kScoreStride + k]);
       for (int v = 0; v < kVectors; ++v) held[h][v] = fma(weight, value[v], held[h][v]);
     }
   }
@@ -113,9 +113,12 @@ inline void for_pieces(int heads, const Piece& piece) {
 template <typename T>
 class VectorAttention {
  public:
+  static constexpr int kTiles = 1;  // that attend() takes at once
+
   VectorAttention(const AttentionStep& step, unsigned char* memory)
       : step_(step),
         dim_(step.args.head_dim),
+        chunk_{step},
         keys_(reinterpret_cast<float*>(memory + step.at.keys)),
         step_keys_(reinterpret_cast<float*>(memory + step.at.step_keys)),
         queries_(reinterpret_cast<float*>(memory + step.at.queries)),
@@ -125,52 +128,33 @@ class VectorAttention {
 
   // Packs the keys of a chunk, as far as the nodes [first, end) see them.
   void load(int head, int chunk, int first, int end) {
-    head_ = head;
-    base_ = chunk * kChunkKeys;
-    const std::int64_t offset = head * step_.args.kv_head_stride;
-    const T* keys = static_cast<const T*>(step_.args.k_cache) + offset;
-    values_ = static_cast<const T*>(step_.args.v_cache) + offset;
-    const int seen = step_.most_keys(first, end);
-    common_ = max_of(0, min_of(min_of(step_.common_keys(), seen) - base_, kChunkKeys));
-    pack(keys + static_cast<std::int64_t>(base_) * dim_, common_, keys_);
-    if (step_.tree() && common_ < kChunkKeys && base_ < seen) {
-      pack(keys + static_cast<std::int64_t>(step_.prefix) * dim_, end, step_keys_);
-    }
+    chunk_.select(head, chunk, first, end);
+    const T* keys = chunk_.template rows_of<T>(step_.args.k_cache);
+    pack(keys + static_cast<std::int64_t>(chunk_.base) * dim_, chunk_.common, keys_);
+    if (chunk_.own) pack(keys + static_cast<std::int64_t>(step_.prefix) * dim_, end, step_keys_);
   }
 
   // The records of the heads of nodes [first, end), all within those of load(). Heads that see
   // nothing of the chunk get none.
   void attend(int first, int end, float* records) {
     const int group = step_.at.group, heads = (end - first) * group;
-    const int seen = min_of(step_.most_keys(first, end) - base_, kChunkKeys);
+    const int seen = chunk_.most_visible(first, end);
     if (seen <= 0) return;
     for (int h = 0; h < heads; ++h) {
-      const T* query = step_.query<T>(first + h / group, head_ * group + h % group);
+      const T* query = step_.query<T>(first + h / group, chunk_.head * group + h % group);
       for (int d = 0; d < dim_; d += 16) store16(queries_ + h * dim_ + d, load16(query + d));
     }
-    const int common = min_of(common_, seen);
-    score(heads, keys_, common, scores_, kChunkKeys);
-    const int step_stride = (end + 15) / 16 * 16;
-    if (seen > common) score(heads, step_keys_, end, step_scores_, step_stride);
-
+    score(heads, keys_, min_of(chunk_.common, seen), scores_, kScoreStride);
+    if (chunk_.own) {
+      const int step_stride = (end + 15) / 16 * 16;
+      score(heads, step_keys_, end, step_scores_, step_stride);
+      chunk_.pick_ancestors(first, end, step_scores_, step_stride, scores_);
+    }
+    chunk_.find_largest(first, end, scores_, records);
     for (int h = 0; h < heads; ++h) {
-      const int node = first + h / group;
-      const int n = min_of(step_.keys_of(node) - base_, kChunkKeys);
-      float* record = records + static_cast<std::int64_t>(h) * step_.at.record;
-      if (n <= 0) continue;
-      if (step_.tree()) {
-        const std::uint16_t* own = step_.ancestors_of(node);
-        const int skipped = step_.prefix - base_;
-        for (int k = common; k < n; ++k) {
-          scores_[h * kChunkKeys + k] = step_scores_[h * step_stride + own[k - skipped]];
-        }
-      }
-      float* scores = scores_ + h * kChunkKeys;
-      weigh_scores(scores, n, step_.args.scale, record[dim_], record[dim_ + 1],
-                   [&](int i, F32x16 weights) {
-                     store16(scores + i, weights);
-                     return weights;
-                   });
+      const int n = chunk_.visible(first + h / group);
+      float* record = records + h * step_.at.record;
+      if (n > 0) record[dim_ + 1] = weigh(scores_ + h * kScoreStride, n, record[dim_]);
       for (int d = 0; d < dim_; d += 16) store16(record + d, zero16());
     }
     weigh_values(first, end, records);
@@ -198,47 +182,59 @@ class VectorAttention {
     });
   }
 
+  // Turns n scores into weights exp(score * scale - largest); returns their sum. Lane l of it takes
+  // the positions that leave l modulo 16.
+  float weigh(float* scores, int n, float largest) const {
+    const F32x16 factor = splat16(step_.args.scale), reference = splat16(largest);
+    F32x16 sum = zero16();
+    for (int i = 0; i < n; i += 16) {
+      F32x16 weights = exp16(sub(mul(load16(scores + i), factor), reference));
+      if (n - i < 16) weights = blend(0xffffu << (n - i) & 0xffffu, weights, zero16());
+      store16(scores + i, weights);
+      sum = add(sum, weights);
+    }
+    return fold_sum16(sum);
+  }
+
   void weigh_values(int first, int end, float* records) const {
     const int group = step_.at.group, stride = step_.at.record;
-    const T* base_row = values_ + static_cast<std::int64_t>(base_) * dim_;
+    const T* values = chunk_.template rows_of<T>(step_.args.v_cache);
+    const T* base_row = values + static_cast<std::int64_t>(chunk_.base) * dim_;
+    const T* step_row = values + static_cast<std::int64_t>(step_.prefix) * dim_;
     const auto common_row = [&](int k) { return base_row + static_cast<std::int64_t>(k) * dim_; };
     // What every node of the tile sees, in the same cache rows: all heads at once.
-    const int shared = max_of(0, min_of(common_, step_.keys_of(first) - base_));
+    const int shared = max_of(0, min_of(chunk_.common, chunk_.visible(first)));
     const auto weigh = [&](int head, int heads, int begin, int stop, const auto& row) {
       for_pieces(heads, [&](int h, auto count) {
         value_heads<decltype(count)::value>(
-            scores_ + (head + h) * kChunkKeys, begin, stop, row, dim_,
+            scores_ + (head + h) * kScoreStride, begin, stop, row, dim_,
             records + static_cast<std::int64_t>(head + h) * stride, stride);
       });
     };
     weigh(0, (end - first) * group, 0, shared, common_row);
-    const T* step_rows = values_ + static_cast<std::int64_t>(step_.prefix) * dim_;
     for (int node = first; node < end; ++node) {
-      const int n = min_of(step_.keys_of(node) - base_, kChunkKeys);
+      const int n = chunk_.visible(node), head = (node - first) * group;
       if (n <= shared) continue;
       if (step_.tree()) {
         const std::uint16_t* own = step_.ancestors_of(node);
-        const int skipped = step_.prefix - base_;
-        weigh((node - first) * group, group, shared, n, [&](int k) {
-          return step_rows + static_cast<std::int64_t>(own[k - skipped]) * dim_;
-        });
+        const int skipped = step_.prefix - chunk_.base;
+        weigh(head, group, shared, n,
+              [&](int k) { return step_row + static_cast<std::int64_t>(own[k - skipped]) * dim_; });
       } else {
-        weigh((node - first) * group, group, shared, n, common_row);
+        weigh(head, group, shared, n, common_row);
       }
     }
   }
 
   const AttentionStep& step_;
   const int dim_;
+  Chunk chunk_;
   float* keys_;
   float* step_keys_;
   float* queries_;
-  float* scores_;
+  float* scores_;  // and what becomes of them: weights
   float* step_scores_;
   T* staging_;
-  const T* values_ = nullptr;
-  int head_ = 0, base_ = 0;
-  int common_ = 0;  // keys of the chunk that are in keys_
 };
 
 }  // namespace ptd::cpu::PTD_ISA_NAMESPACE
