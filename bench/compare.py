@@ -83,6 +83,8 @@ def run(args: argparse.Namespace) -> Document:
     """Measure. Raises PTDError for arguments that cannot be served."""
     if (args.llama_python is None) != (args.llama_gguf is None):
         raise ConfigError("--llama-python and --llama-gguf belong together: give both or neither.")
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)  # transformers has no setting of its own
     sets = load_prompts(args.prompts, args.limit)
     base = LLM.from_pretrained(
         args.model,
@@ -114,8 +116,10 @@ def run(args: argparse.Namespace) -> Document:
     stop_ids = base.engine.eos_token_ids
     plain = LLM.from_model(model, base.tokenizer, max_seq_len=length, drafter="none")
     drafted = LLM.from_model(model, base.tokenizer, max_seq_len=length, drafter="ptd")
-    dtype = str(model.dtype).removeprefix("torch.") if args.dtype == "auto" else args.dtype
-    field: dict[str, Contestant] = {PLAIN: Ours(plain, dtype), _DRAFTED: Ours(drafted, dtype)}
+    field: dict[str, Contestant] = {
+        PLAIN: Ours(plain, model.precision),
+        _DRAFTED: Ours(drafted, model.precision),
+    }
     with ExitStack() as stack:
         if not args.without_transformers:
             checkpoint = open_checkpoint(hub.resolve_model(args.model))
@@ -125,7 +129,7 @@ def run(args: argparse.Namespace) -> Document:
                 args.llama_python,
                 args.llama_gguf,
                 context=length,
-                threads=args.threads or torch.get_num_threads(),
+                threads=torch.get_num_threads(),
                 stop_ids=stop_ids,
             )
             field["llama.cpp"] = stack.enter_context(peer)
@@ -133,7 +137,6 @@ def run(args: argparse.Namespace) -> Document:
         prefill = measure_prefill(field, _prefill_ids(base, args.prefill_tokens), args.repeats)
     settings = {
         **model_settings(args, model),
-        "weights": dtype,
         "weight_bytes": model.weight_bytes,
         "prompt_sets": [{"name": s.name, "prompts": len(s.items)} for s in sets],
         "chat_template": as_chat,

@@ -35,15 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtypes",
         type=_names,
-        default=["float32", "bfloat16"],
+        default=["bfloat16", "int8", "int4"],
         metavar="A,B,...",
-        help="as in LLM.from_pretrained (default: float32,bfloat16)",
+        help="as in LLM.from_pretrained (default: bfloat16,int8,int4)",
     )
     parser.add_argument(
         "--reference", metavar="DTYPE", help="to compare with (default: the first of --dtypes)"
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--kernels", default="auto", help="auto or a backend's name")
+    parser.add_argument("--threads", type=positive, help="of the CPU kernels; default: torch's")
     parser.add_argument("--text", type=Path, default=TEXT, metavar="FILE", help="UTF-8 text")
     parser.add_argument(
         "--limit", type=positive, metavar="N", help="use the text's first N tokens only"
@@ -130,7 +131,7 @@ def teacher_forced(model: CausalLM, token_ids: Sequence[int]) -> Iterator[tuple[
     )
     chunk = min(PREFILL_CHUNK, len(inputs))
     buffers = ForwardBuffers.allocate(config, chunk, model.dtype, device)
-    logits = torch.empty(_LOGIT_ROWS, config.vocab_size, dtype=model.dtype, device=device)
+    logits = torch.empty(_LOGIT_ROWS, config.vocab_size, dtype=model.logits_dtype, device=device)
     ids = torch.tensor(inputs, dtype=torch.int32, device=device)
     positions = torch.arange(len(inputs), dtype=torch.int32, device=device)
     model.rope.prepare(len(inputs))
@@ -259,5 +260,5 @@ def _read(path: Path) -> str:
 def _names(text: str) -> list[str]:
     names = [part.strip() for part in text.split(",")]
     if not all(names):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of dtypes like float32,bfloat16")
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of dtypes like bfloat16,int8")
     return list(dict.fromkeys(names))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ptd_engine.checkpoint import SafetensorsCheckpoint
 from ptd_engine.config import SamplingParams
@@ -114,6 +115,21 @@ def test_llama_cpp_takes_part_through_a_pipe(
     details = document["settings"]["engines"]["llama.cpp"]
     assert details["gguf"] == "tiny.gguf" and details["version"] == "0.0.fake"
     assert details["threads"] == document["machine"]["torch_threads"]
+
+
+def test_all_get_the_threads_asked_for(
+    bench: Any, tiny_model: Path, prompt_file: Path, recite: Recite
+) -> None:
+    options = ["--without-transformers", *recite(lambda output: output)]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        _, document, _ = bench(*arguments(tiny_model, prompt_file, "--threads", 1, *options))
+        assert torch.get_num_threads() == 1  # what transformers computes with
+    finally:
+        torch.set_num_threads(before)
+    assert document["settings"]["threads"] == 1
+    assert document["settings"]["engines"]["llama.cpp"]["threads"] == 1
 
 
 def test_a_near_tie_is_reported_and_the_peer_keeps_its_speed(

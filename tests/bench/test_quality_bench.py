@@ -101,7 +101,9 @@ def test_a_model_that_breaks_gets_no_figures(
         return found * float("nan") if self.dtype == torch.bfloat16 else found
 
     monkeypatch.setattr(CausalLM, "logits", faulty)
-    status, document, output = bench("quality", tiny_model, "--limit", 30)
+    status, document, output = bench(
+        "quality", tiny_model, "--limit", 30, "--dtypes", "float32,bfloat16"
+    )
     assert status == 1 and not document["correct"]
     assert rows(document)["float32"]["perplexity"] > 0
     assert not rows(document)["bfloat16"]["finite"]
