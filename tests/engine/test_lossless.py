@@ -64,13 +64,20 @@ def test_node_buckets_and_prefill_chunks_change_nothing(tiny_llama: CausalLM) ->
     assert finish(padded, PROMPTS[2], GREEDY).token_ids == expected
 
 
+def test_the_torch_operations_equal_plain_too(tiny_dir: Callable[[str], Path]) -> None:
+    model = load_model(tiny_dir("llama3"), dtype="float32", kernels="torch", max_seq_len=CONTEXT)
+    for mode in MODES.values():
+        expected = finish(make_engine(model, "none"), PROMPTS[0], mode).token_ids
+        assert finish(make_engine(model), PROMPTS[0], mode).token_ids == expected
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_differs_at_near_ties_only(
     tiny_dir: Callable[[str], Path], dtype: str
 ) -> None:
     # In half precision the torch backend rounds differently for other row counts. Where PTD leaves
     # plain decoding, plain's two best logits must lie within two units in the last place.
-    model = load_model(tiny_dir("llama3"), dtype=dtype, max_seq_len=CONTEXT)
+    model = load_model(tiny_dir("llama3"), dtype=dtype, kernels="torch", max_seq_len=CONTEXT)
     for prompt in PROMPTS:
         expected = finish(make_engine(model, "none"), prompt, GREEDY).token_ids
         got = finish(make_engine(model), prompt, GREEDY).token_ids
