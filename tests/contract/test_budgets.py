@@ -65,5 +65,5 @@ def test_no_budget_ends_at_the_eos_or_at_the_context(blocks: tuple[int, ...]) ->
     no_budget = SamplingParams(max_new_tokens=None)
     stopped = chunks_of(toy(["a", "<eos>"], blocks), no_budget)[1]
     assert (stopped.token_ids[-1], stopped.finish_reason) == (EOS, "stop")
-    full = chunks_of(toy(["a", "b"], blocks, max_seq_len=20), no_budget)[1]
-    assert (len(full.token_ids), full.finish_reason) == (19, "length")
+    full = chunks_of(toy(["a", "b"], blocks, max_seq_len=200), no_budget)[1]
+    assert (len(full.token_ids), full.finish_reason) == (199, "length")

@@ -6,76 +6,24 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-from reference.toy_models import hashed
 
-from ptd_engine import EngineError, PTDConfig, SamplingParams, _core
-from ptd_engine.drafters import make_drafter
-from ptd_engine.testing.toy import ToyRunner
+from ptd_engine import SamplingParams, _core
 
-from .conftest import WatchedEngine, check_request, engine_of, llm_of, read_into, tokenizer_of, toy
+from .conftest import engine_of, read_into, toy
+from .hooked import MODEL, PARAMS, POINTS, A, B, Result, elsewhere, fresh, hook, result
 
-A, B = [5, 9, 11, 3, 9, 11, 3, 9], [20, 21, 22]
 LONG = [(7 * i * i) % 23 for i in range(120)]
-PARAMS = SamplingParams(max_new_tokens=60)
-MODEL = hashed(24, 5, 2)
-
-Act = Callable[[], None]
-
-
-class HookedRunner(ToyRunner):
-    """Calls `act` at a point of the request: "prefill", "launch" or "wait", at a given step."""
-
-    act: Act | None = None
-    at: tuple[str, int] = ("", 0)
-
-    def _reach(self, point: str) -> None:
-        if self.act is not None and (point, self.steps) == self.at:
-            act, self.act = self.act, None
-            act()
-
-    def prefill(self, token_ids: Any, *, prompt_len: int) -> None:
-        super().prefill(token_ids, prompt_len=prompt_len)
-        self.steps = 0
-        self._reach("prefill")
-
-    def launch(self, n_bucket: int) -> None:
-        super().launch(n_bucket)
-        self._reach("launch")
-
-    def wait(self) -> Any:
-        self._reach("wait")
-        return super().wait()
-
-
-def fresh() -> WatchedEngine:
-    drafter = make_drafter(PTDConfig(width=3, depth=4), device_type="cpu")
-    return engine_of(MODEL, drafter, vocab_size=24, runner=HookedRunner)
-
-
-def result(engine: WatchedEngine, prompt: list[int]) -> tuple[object, ...]:
-    generation = engine.generate(prompt, PARAMS)
-    for _ in generation:
-        check_request(generation, len(prompt))
-    counters = {k: v for k, v in asdict(generation.stats).items() if not k.endswith("_s")}
-    return generation.token_ids, generation.finish_reason, counters
-
-
-@pytest.fixture(scope="module")
-def expected() -> tuple[object, ...]:
-    found = result(fresh(), B)
-    assert found[2]["accepted"] > 0  # type: ignore[index]  # else there is no state to leak
-    return found
 
 
 def test_requests_in_turn_equal_those_of_fresh_engines() -> None:
     engine = fresh()
     for prompt in (A, B, A, LONG, B, A):
-        assert result(engine, prompt) == result(fresh(), prompt)
+        found = result(engine, prompt)
+        assert found == result(fresh(), prompt)
+        assert found[2]["accepted"] > 0  # else there would be no state to leak
 
 
 def test_a_short_prompt_after_a_long_one_is_accepted_as_well_as_ever() -> None:
@@ -88,11 +36,16 @@ def test_a_short_prompt_after_a_long_one_is_accepted_as_well_as_ever() -> None:
     assert after == fresh_engine.last.stats.mean_acceptance_length > 1
 
 
+def consume_and_fail(stream: Iterator[object], steps: int) -> None:
+    """A consumer that breaks after so many items."""
+    for _ in range(steps):
+        next(stream)
+    raise ZeroDivisionError
+
+
 @pytest.mark.parametrize("steps", [0, 1, 2, 5, 11])
 @pytest.mark.parametrize("how", ["close", "drop", "cycle", "raise"])
-def test_after_a_stream_that_was_given_up(
-    how: str, steps: int, expected: tuple[object, ...]
-) -> None:
+def test_after_a_stream_that_was_given_up(how: str, steps: int) -> None:
     engine = fresh()
 
     def read(stream: Iterator[object]) -> None:
@@ -116,105 +69,45 @@ def test_after_a_stream_that_was_given_up(
         with pytest.raises(ZeroDivisionError):
             consume_and_fail(engine.generate(A, PARAMS), steps)
     engine.last = None  # type: ignore[assignment]
-    assert result(engine, B) == expected
+    assert result(engine, B) == result(fresh(), B)
 
 
-def consume_and_fail(stream: Iterator[object], steps: int) -> None:
-    """A consumer that breaks after so many items."""
-    for _ in range(steps):
-        next(stream)
-    raise ZeroDivisionError
-
-
-POINTS = [("prefill", 0), ("launch", 1), ("wait", 1), ("launch", 4), ("wait", 9)]
-
-
-@pytest.mark.parametrize("at", POINTS)
-def test_after_a_fault_of_the_runner(at: tuple[str, int], expected: tuple[object, ...]) -> None:
+def test_an_abandoned_generation_needs_no_collector() -> None:
     engine = fresh()
-    runner = engine.runner
-    assert isinstance(runner, HookedRunner)
-
-    def fail() -> None:
-        raise ZeroDivisionError
-
-    runner.at, runner.act = at, fail
-    with pytest.raises(ZeroDivisionError):
-        result(engine, A)
-    assert list(engine.last) == []
-    assert result(engine, B) == expected
+    got: list[Result] = []
+    gc.disable()
+    try:
+        next(engine.generate(A, PARAMS))
+        engine.last = None  # type: ignore[assignment]
+        elsewhere(lambda: got.append(result(engine, B)))
+    finally:
+        gc.enable()
+    assert got == [result(fresh(), B)]
 
 
-@pytest.mark.parametrize("at", POINTS)
-def test_after_a_cancellation_from_another_thread(
-    at: tuple[str, int], expected: tuple[object, ...]
-) -> None:
-    engine = fresh()
-    runner = engine.runner
-    assert isinstance(runner, HookedRunner)
-    generation = engine.generate(A, PARAMS)
-
-    def cancel() -> None:
-        for _ in range(2):
-            thread = threading.Thread(target=generation.close)
-            thread.start()
-            thread.join()
-
-    runner.at, runner.act = at, cancel
-    steps = list(generation)
-    # The step that was running is finished and handed out; none follows.
-    assert len(steps) == at[1] == runner.steps
-    assert generation.finish_reason is None
-    assert generation.token_ids == [token for step in steps for token in step.token_ids]
-    assert result(engine, B) == expected
-
-
-def test_a_waiting_request_can_be_cancelled(expected: tuple[object, ...]) -> None:
-    engine = fresh()
-    first, second = engine.generate(A, PARAMS), engine.generate(B, PARAMS)
-    next(first)
-    got: list[object] = []
-    thread = threading.Thread(target=lambda: got.extend(second))
-    thread.start()
-    second.close()
-    thread.join(timeout=30)
-    assert not thread.is_alive() and got == []
-    first.close()
-    assert result(engine, B) == expected
-
-
-def test_the_last_step_frees_the_engine(expected: tuple[object, ...]) -> None:
+def test_the_last_step_frees_the_engine() -> None:
     engine = fresh()
     finished = engine.generate(A, PARAMS)
     for _ in finished:
         if finished.finish_reason is not None:
             break
-    assert result(engine, B) == expected
+    assert result(engine, B) == result(fresh(), B)
     assert next(finished, None) is None
-    assert result(engine, B) == expected
+    assert result(engine, B) == result(fresh(), B)
 
 
-def test_one_generation_is_read_from_one_place() -> None:
+@pytest.mark.parametrize("at", POINTS)
+def test_after_a_fault_of_the_runner(at: tuple[str, int]) -> None:
     engine = fresh()
-    runner = engine.runner
-    assert isinstance(runner, HookedRunner)
-    generation = engine.generate(A, PARAMS)
-    raised: list[BaseException] = []
 
-    def read() -> None:
-        try:
-            next(generation)
-        except EngineError as error:
-            raised.append(error)
+    def fail() -> None:
+        raise ZeroDivisionError
 
-    def read_elsewhere() -> None:
-        thread = threading.Thread(target=read)
-        thread.start()
-        thread.join(timeout=30)
-
-    runner.at, runner.act = ("launch", 3), read_elsewhere
-    assert sum(len(step.token_ids) for step in generation) == 60
-    assert len(raised) == 1 and "read it from one place" in str(raised[0])
+    hook(engine, at, fail)
+    with pytest.raises(ZeroDivisionError):
+        result(engine, A)
+    assert list(engine.last) == []
+    assert result(engine, B) == result(fresh(), B)
 
 
 class FaultyDrafter(_core.Drafter):
@@ -262,40 +155,6 @@ def test_after_a_fault_of_the_drafter(at: tuple[str, int]) -> None:
     assert result(engine, B) == before
 
 
-@pytest.mark.parametrize("steps", [0, 1, 3])
-def test_a_text_stream_closed_by_another_thread_has_no_final_chunk(steps: int) -> None:
-    llm = toy([*"abcdefghijkl"], (1,))
-    fresh_output = toy([*"abcdefghijkl"], (1,)).generate([0], PARAMS)
-    stream = llm.stream([0], PARAMS)
-    for _ in range(steps):
-        next(stream)
-    thread = threading.Thread(target=stream.close)
-    thread.start()
-    thread.join()
-    assert list(stream) == []
-    output = llm.generate([0], PARAMS)
-    assert (output.text, output.stats.steps) == (fresh_output.text, fresh_output.stats.steps)
-
-
-def test_a_text_stream_closed_during_a_step_ends_after_it() -> None:
-    engine = fresh()
-    llm = llm_of(engine, tokenizer_of([chr(97 + i) for i in range(21)]))
-    runner = engine.runner
-    assert isinstance(runner, HookedRunner)
-    stream = llm.stream(A, PARAMS)
-    runner.at, runner.act = ("launch", 2), lambda: close_elsewhere(stream.close)
-    chunks = list(stream)
-    assert [chunk.output for chunk in chunks] == [None, None]
-    assert engine.last.token_ids == [token for chunk in chunks for token in chunk.token_ids]
-    assert len(llm.generate(B, PARAMS).token_ids) == 60
-
-
-def close_elsewhere(close: Act) -> None:
-    thread = threading.Thread(target=close)
-    thread.start()
-    thread.join()
-
-
 def test_an_exception_in_the_consumer_of_a_text_stream() -> None:
     llm = toy([*"abcdefghijkl"], (2,))
     expected = llm.generate([0], PARAMS)
@@ -316,26 +175,11 @@ def test_throwing_into_a_text_stream_cancels_it() -> None:
     assert llm.generate([0], SamplingParams(max_new_tokens=3)).text == "abc"
 
 
-def test_an_abandoned_generation_needs_no_collector() -> None:
-    engine = fresh()
-    gc.disable()
-    try:
-        next(engine.generate(A, PARAMS))
-        engine.last = None  # type: ignore[assignment]
-        done = threading.Event()
-        thread = threading.Thread(target=lambda: (result(engine, B), done.set()))
-        thread.start()
-        assert done.wait(timeout=30)
-        thread.join()
-    finally:
-        gc.enable()
-
-
 def test_requests_of_many_threads_equal_those_in_turn() -> None:
     engine = fresh()
     prompts = [[1 + i, 9, 11] for i in range(8)]
     in_turn = [result(fresh(), prompt) for prompt in prompts]
-    got: dict[int, tuple[object, ...]] = {}
+    got: dict[int, Result] = {}
 
     def work(index: int) -> None:
         got[index] = result(engine, prompts[index])
