@@ -3,7 +3,7 @@
 All take turns prompt by prompt, so that a change of the machine's load meets all of them. Drafting
 must give what our plain decoding gives. A peer rounds in its own way, so its output may leave ours
 at a near-tie: how many leading tokens agree is shown, and each first difference is listed. A peer
-whose first differing token is mostly not even our second choice computes another model: no speed.
+whose first differing tokens are mostly not among our ten most likely has another model: no speed.
 """
 
 from __future__ import annotations
@@ -183,13 +183,13 @@ def summarise(
     """One contestant on all prompts: agreement, and speed if its output is right.
 
     Right are our plain decoding if it repeats itself, drafting if it equals it on every prompt, and
-    a peer if at least half of its first differences are close.
+    a peer if at least half of its first differences are plausible.
     """
     equal = sum(p.equal(name) for p in prompts)
     leading = [p.leading(name) for p in prompts]
     own = [d for d in differences if d.engine == name]
     right = not own or (
-        name not in (PLAIN, _DRAFTED) and 2 * sum(d.is_close for d in own) >= len(own)
+        name not in (PLAIN, _DRAFTED) and 2 * sum(d.is_plausible for d in own) >= len(own)
     )
     summary: dict[str, Any] = {
         "engine": name,
