@@ -1,5 +1,5 @@
-// int8 weights times inputs that are quantised row by row. The sums are integers, so every
-// instruction set gives the same bits.
+// int8 weights times inputs that are quantised row by row, in groups. A group's sum is an exact
+// integer; the groups are added in order, in fp32.
 #pragma once
 
 #include "linear_layout.h"
@@ -18,43 +18,52 @@ inline constexpr int kInt8InputBytes = 2;
 inline constexpr int kInt8InputBytes = 1;
 #endif
 
-// Quantises a row to q = round(x / scale), |q| <= 127; returns the scale. A row that holds NaN or
-// infinity gets the scale NaN, which reaches every output.
-template <typename T>
-inline float quantize_row(const T* x, std::int64_t in, std::int64_t padded, unsigned char* to) {
-  F32x16 top = zero16();
-  std::uint32_t bad = 0;
-  for (std::int64_t k = 0; k < in; k += 16) {
-    const F32x16 v = load16(x + k, static_cast<int>(min_of<std::int64_t>(16, in - k)));
-    bad |= nan_mask(v);
-    top = max16(max16(v, sub(zero16(), v)), top);
-  }
-  const float largest = largest16(top);
-  const bool finite = bad == 0 && largest <= 3.4028235e38f;
-  const float scale = largest / 127.0f;
-  const F32x16 inverse = splat16(finite && largest > 0.0f ? 127.0f / largest : 0.0f);
-  for (std::int64_t k = 0; k < padded; k += 16) {
-    const std::int64_t left = in - k;
-    float q[16] = {};
-    if (finite && left > 0) {
-      const F32x16 v =
-          mul(load16(x + k, static_cast<int>(min_of<std::int64_t>(16, left))), inverse);
-      store16(q, round16(max16(min16(v, splat16(127.0f)), splat16(-127.0f))));
-    }
-    for (int l = 0; l < 16; ++l) {
-      const int value = static_cast<int>(q[l]);
+// Sixteen quantised inputs, from the k-th of a row on.
+inline void store_quantized(unsigned char* row, std::int64_t k, const float* q) {
+  for (int l = 0; l < 16; ++l) {
+    const int value = static_cast<int>(q[l]);
 #if PTD_ISA_LEVEL == 3
-      to[k + l] = static_cast<unsigned char>(value + 128);
+    row[k + l] = static_cast<unsigned char>(value + 128);
 #elif PTD_ISA_LEVEL == 1 || PTD_ISA_LEVEL == 2
-      constexpr int kPlace[4] = {0, 2, 1, 3};
-      const std::int16_t wide = static_cast<std::int16_t>(value);
-      std::memcpy(to + 2 * (k + (l & ~3) + kPlace[l & 3]), &wide, 2);
+    constexpr int kPlace[4] = {0, 2, 1, 3};
+    const std::int16_t wide = static_cast<std::int16_t>(value);
+    std::memcpy(row + 2 * (k + (l & ~3) + kPlace[l & 3]), &wide, 2);
 #else
-      to[k + l] = static_cast<unsigned char>(static_cast<std::int8_t>(value));
+    row[k + l] = static_cast<unsigned char>(static_cast<std::int8_t>(value));
 #endif
+  }
+}
+
+// Quantises a row, kInt8Group inputs at a time: q = round(x / scale), |q| <= 127. A group that
+// holds NaN or infinity gets the scale NaN, which reaches every output.
+template <typename T>
+inline void quantize_row(const T* x, std::int64_t in, std::int64_t padded, unsigned char* to,
+                         float* scales) {
+  for (std::int64_t begin = 0; begin < padded; begin += kInt8Group) {
+    const int n =
+        static_cast<int>(max_of<std::int64_t>(0, min_of<std::int64_t>(kInt8Group, in - begin)));
+    F32x16 values[kInt8Group / 16];
+    F32x16 top = zero16();
+    std::uint32_t bad = 0;
+    for (int v = 0; v < kInt8Group / 16; ++v) {
+      const int left = n - 16 * v;
+      values[v] = left <= 0 ? zero16() : load16(x + begin + 16 * v, min_of(16, left));
+      bad |= nan_mask(values[v]);
+      top = max16(max16(values[v], sub(zero16(), values[v])), top);
+    }
+    const float largest = largest16(top);
+    const bool finite = bad == 0 && largest <= 3.4028235e38f;
+    scales[begin / kInt8Group] = finite ? largest / 127.0f : bits_to_float(0x7fc00000u);
+    const F32x16 inverse = splat16(finite && largest > 1e-30f ? 127.0f / largest : 0.0f);
+    for (int v = 0; v < kInt8Group / 16; ++v) {
+      float q[16] = {};
+      if (finite) {
+        const F32x16 scaled = mul(values[v], inverse);
+        store16(q, round16(max16(min16(scaled, splat16(127.0f)), splat16(-127.0f))));
+      }
+      store_quantized(to, begin + 16 * v, q);
     }
   }
-  return finite ? scale : bits_to_float(0x7fc00000u);
 }
 
 #if PTD_ISA_LEVEL >= 2
@@ -146,30 +155,49 @@ inline void add_quad(I32x16& acc, const unsigned char* x, const WeightQuad& w) {
 }
 #endif
 
-// The sums of one panel as floats: integer sum times the row's and the output's scale.
-inline F32x16 scaled(F32x16 sums, float row_scale, const float* scales) {
-  return mul(sums, mul(splat16(row_scale), load16(scales)));
-}
-
 template <typename Done>
 inline void vector_units_int8(const unsigned char* x, const float* row_scales, int rows,
                               const LinearWeight& w, Range units, const Done& done) {
-  const std::int64_t in = w.in_padded;
+  const std::int64_t in = w.in_padded, groups = in / kInt8Group;
   const auto* panels = static_cast<const std::int8_t*>(w.panels);
   blocks_of_units(rows, units, [&](auto mr, auto np, int row, std::int64_t u) {
     constexpr int MR = decltype(mr)::value, NP = decltype(np)::value;
     const unsigned char* from = x + row * in * kInt8InputBytes;
     const std::int8_t* panel = panels + u * 2 * kPanel * in;
-    I32x16 acc[MR][NP];
+    F32x16 total[MR][NP];
     for (int i = 0; i < MR; ++i) {
-      for (int p = 0; p < NP; ++p) acc[i][p] = zero_i16();
+      for (int p = 0; p < NP; ++p) total[i][p] = zero16();
     }
-    for (std::int64_t k = 0; k < in; k += 4) {
-      WeightQuad weight[NP];
-      for (int p = 0; p < NP; ++p) weight[p] = load_quad(panel + (p * in + k) * kPanel);
+    for (std::int64_t g = 0; g < groups; ++g) {
+      I32x16 sum[MR][NP];
       for (int i = 0; i < MR; ++i) {
+        for (int p = 0; p < NP; ++p) sum[i][p] = zero_i16();
+      }
+#if PTD_ISA_LEVEL >= 3
+      __m512i offset[NP];  // the weights' own sums
+      for (int p = 0; p < NP; ++p) offset[p] = _mm512_setzero_si512();
+#endif
+      for (std::int64_t k = g * kInt8Group; k < (g + 1) * kInt8Group; k += 4) {
+        WeightQuad weight[NP];
         for (int p = 0; p < NP; ++p) {
-          add_quad(acc[i][p], from + (i * in + k) * kInt8InputBytes, weight[p]);
+          weight[p] = load_quad(panel + (p * in + k) * kPanel);
+#if PTD_ISA_LEVEL >= 3
+          offset[p] = _mm512_dpbusd_epi32(offset[p], _mm512_set1_epi8(1), weight[p].v);
+#endif
+        }
+        for (int i = 0; i < MR; ++i) {
+          for (int p = 0; p < NP; ++p) {
+            add_quad(sum[i][p], from + (i * in + k) * kInt8InputBytes, weight[p]);
+          }
+        }
+      }
+      for (int i = 0; i < MR; ++i) {
+        const F32x16 scale = splat16(row_scales[(row + i) * groups + g]);
+        for (int p = 0; p < NP; ++p) {
+#if PTD_ISA_LEVEL >= 3
+          sum[i][p].v = _mm512_sub_epi32(sum[i][p].v, _mm512_slli_epi32(offset[p], 7));
+#endif
+          total[i][p] = fma(scale, to_float(sum[i][p]), total[i][p]);
         }
       }
     }
@@ -178,13 +206,8 @@ inline void vector_units_int8(const unsigned char* x, const float* row_scales, i
       for (int i = 0; i < MR; ++i) {
         for (int p = 0; p < 2; ++p) {
           const std::int64_t column = u * kUnit + (half + p) * kPanel;
-          I32x16 sum = acc[i][half + p];
-#if PTD_ISA_LEVEL >= 3
-          const __m512i sums = _mm512_loadu_si512(w.input_sums + column);
-          sum.v = _mm512_sub_epi32(sum.v, _mm512_slli_epi32(sums, 7));
-#endif
           store16(block + i * kUnit + p * kPanel,
-                  scaled(to_float(sum), row_scales[row + i], w.scales + column));
+                  mul(total[i][half + p], load16(w.scales + column)));
         }
       }
       done(row, MR, u * kUnit + half * kPanel, block);

@@ -29,8 +29,7 @@ struct StoreRows {
         hi = add(hi, load16(bias + column + kPanel));
       }
       if (n == kUnit) {
-        store16(out, lo);
-        store16(out + kPanel, hi);
+        store32(out, lo, hi);
       } else {
         store16(out, lo, min_of(n, kPanel));
         if (n > kPanel) store16(out + kPanel, hi, n - kPanel);
@@ -99,9 +98,12 @@ inline void prepare_inputs(DType dtype, int rows, const void* x, const LinearWei
     auto* scales = reinterpret_cast<float*>(scratch + at.scales);
     for (std::int64_t i = own.begin; i < own.end; ++i) {
       unsigned char* to = scratch + at.inputs + i * padded * kInt8InputBytes;
-      scales[i] = dtype == DType::kF32
-                      ? quantize_row(static_cast<const float*>(x) + i * in, in, padded, to)
-                      : quantize_row(static_cast<const bf16*>(x) + i * in, in, padded, to);
+      float* own_scales = scales + i * (padded / kInt8Group);
+      if (dtype == DType::kF32) {
+        quantize_row(static_cast<const float*>(x) + i * in, in, padded, to, own_scales);
+      } else {
+        quantize_row(static_cast<const bf16*>(x) + i * in, in, padded, to, own_scales);
+      }
     }
   } else if (w.format != WeightFormat::kF32 && in != padded) {
     auto* to = reinterpret_cast<bf16*>(scratch + at.inputs);
@@ -129,6 +131,9 @@ struct KeepBest {
   void operator()(int row, int rows, std::int64_t column, const float* block) const {
     const std::int64_t width = args.weight.out_features;
     const int n = static_cast<int>(min_of<std::int64_t>(kUnit, width - column));
+    const std::int64_t left = args.limit - column;  // outputs that may be the best
+    const int m = static_cast<int>(min_of<std::int64_t>(n, left < 0 ? 0 : left));
+    const std::uint32_t valid = m == kUnit ? 0xffffffffu : (1u << m) - 1u;
     for (int i = 0; i < rows; ++i, block += kUnit) {
       const int r = row + i;
       F32x16 lo = load16(block), hi = load16(block + kPanel);
@@ -141,7 +146,6 @@ struct KeepBest {
         store16(out, lo, min_of(n, kPanel));
         if (n > kPanel) store16(out + kPanel, hi, n - kPanel);
       }
-      const std::uint32_t valid = n == kUnit ? 0xffffffffu : (1u << n) - 1u;
       if ((nan_mask(lo) | nan_mask(hi) << 16) & valid) {
         best[r] = bits_to_float(0x7fc00000u);
         continue;
@@ -152,7 +156,7 @@ struct KeepBest {
       float values[kUnit];
       store16(values, lo);
       store16(values + kPanel, hi);
-      for (int j = 0; j < n; ++j) {
+      for (int j = 0; j < m; ++j) {
         if (values[j] > best[r]) {
           best[r] = values[j];
           id[r] = static_cast<std::int32_t>(column + j);

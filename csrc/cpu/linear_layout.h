@@ -11,6 +11,9 @@ namespace ptd::cpu {
 inline constexpr int kPanel = 16;      // outputs of a panel: the lanes of a vector
 inline constexpr int kUnit = 32;       // outputs that one piece of work covers: two panels
 inline constexpr int kInt4Group = 32;  // inputs that share a scale and a minimum
+// Inputs that share a scale once a row is quantised, for int8 weights: few outliers in a row would
+// take the resolution of all the others.
+inline constexpr int kInt8Group = 64;
 // 16 scales and 16 minima in bf16, 16 x 32 nibbles.
 inline constexpr std::int64_t kInt4BlockBytes = 2 * kPanel * 2 + kPanel * kInt4Group / 2;
 
@@ -47,7 +50,7 @@ static constexpr std::int64_t panel_bytes(WeightFormat format, std::int64_t in_p
 // Working memory of a linear op, in this order; every part begins at a multiple of 64 bytes.
 struct LinearScratch {
   std::int64_t inputs;  // x as the kernel reads it: bf16 padded, or quantised
-  std::int64_t scales;  // kInt8: float a row
+  std::int64_t scales;  // kInt8: float a row and group
   std::int64_t unit;    // kInt4: one unit of weights as bf16, for every thread
   std::int64_t total;
 };
@@ -62,7 +65,7 @@ static inline LinearScratch linear_scratch(const LinearWeight& w, int rows, int 
   };
   // 16-bit elements: bf16, or the 16-bit form of int8 that processors without VNNI read.
   at.inputs = place(std::int64_t{2} * rows * w.in_padded);
-  at.scales = place(std::int64_t{4} * rows);
+  at.scales = place(std::int64_t{4} * rows * round_up(w.in_padded, kInt8Group) / kInt8Group);
   at.unit =
       place(w.format == WeightFormat::kInt4 ? std::int64_t{2} * kUnit * w.in_padded * threads : 0);
   at.total = end;

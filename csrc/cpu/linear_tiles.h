@@ -9,6 +9,9 @@
 #include "linear_layout.h"
 #include "linear_vectors.h"
 #include "simd.h"
+#if PTD_ISA_LEVEL >= 4
+#include "tiles.h"
+#endif
 
 namespace ptd::cpu::PTD_ISA_NAMESPACE {
 
@@ -17,15 +20,7 @@ namespace ptd::cpu::PTD_ISA_NAMESPACE {
 inline constexpr int kTileRows = 16;
 inline constexpr std::int64_t kTileBytes = 1024;
 // Weights come from memory; the tile loads themselves run too short ahead to hide that.
-inline constexpr std::int64_t kPrefetchBytes = 4096;
-
-struct alignas(64) TileConfig {
-  std::uint8_t palette = 1;
-  std::uint8_t start_row = 0;
-  std::uint8_t reserved[14] = {};
-  std::uint16_t row_bytes[16] = {};
-  std::uint8_t rows[16] = {};
-};
+inline constexpr std::int64_t kPrefetchBytes = 2048;
 
 // Accumulators 0..3 (inputs 0 or 1, panel 0 or 1), inputs 4 and 5, panels 6 and 7.
 inline void configure_tiles(int first_rows, int second_rows) {
@@ -36,7 +31,7 @@ inline void configure_tiles(int first_rows, int second_rows) {
     config.rows[t] = static_cast<std::uint8_t>(rows[t]);
     config.row_bytes[t] = rows[t] == 0 ? 0 : 64;
   }
-  _tile_loadconfig(&config);
+  load_tile_config(config);
 }
 
 inline void prefetch_tile(const unsigned char* p) {
@@ -45,108 +40,121 @@ inline void prefetch_tile(const unsigned char* p) {
   }
 }
 
-// Sums of up to 32 rows with one unit, as 32-bit elements: sums[i * kUnit + j].
+// Adds tile k's products to the accumulators: up to 32 rows with one unit.
 template <bool kInt8, bool kSecond>
-inline void tile_block(const unsigned char* x, std::int64_t row_bytes, const unsigned char* unit,
-                       std::int64_t tiles, void* sums) {
-  const unsigned char* panel0 = unit;
-  const unsigned char* panel1 = unit + tiles * kTileBytes;
-  const unsigned char* x1 = x + kTileRows * row_bytes;
-  _tile_zero(0);
-  _tile_zero(1);
+inline void add_tile_products(const unsigned char* x, std::int64_t row_bytes,
+                              const unsigned char* unit, std::int64_t tiles, std::int64_t k) {
+  const unsigned char* panel0 = unit + k * kTileBytes;
+  const unsigned char* panel1 = panel0 + tiles * kTileBytes;
+  load_tile<4>(x + k * 64, row_bytes);
+  load_tile<6>(panel0, 64);
+  prefetch_tile(panel0);
+  kInt8 ? add_int8_product<0, 4, 6>() : add_bf16_product<0, 4, 6>();
+  load_tile<7>(panel1, 64);
+  prefetch_tile(panel1);
+  kInt8 ? add_int8_product<1, 4, 7>() : add_bf16_product<1, 4, 7>();
   if constexpr (kSecond) {
-    _tile_zero(2);
-    _tile_zero(3);
-  }
-  for (std::int64_t k = 0; k < tiles; ++k) {
-    _tile_loadd(4, x + k * 64, row_bytes);
-    _tile_loadd(6, panel0 + k * kTileBytes, 64);
-    prefetch_tile(panel0 + k * kTileBytes);
-    if constexpr (kInt8) {
-      _tile_dpbssd(0, 4, 6);
-    } else {
-      _tile_dpbf16ps(0, 4, 6);
-    }
-    _tile_loadd(7, panel1 + k * kTileBytes, 64);
-    prefetch_tile(panel1 + k * kTileBytes);
-    if constexpr (kInt8) {
-      _tile_dpbssd(1, 4, 7);
-    } else {
-      _tile_dpbf16ps(1, 4, 7);
-    }
-    if constexpr (kSecond) {
-      _tile_loadd(5, x1 + k * 64, row_bytes);
-      if constexpr (kInt8) {
-        _tile_dpbssd(2, 5, 6);
-        _tile_dpbssd(3, 5, 7);
-      } else {
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-      }
-    }
-  }
-  auto* out = static_cast<unsigned char*>(sums);
-  _tile_stored(0, out, kUnit * 4);
-  _tile_stored(1, out + kPanel * 4, kUnit * 4);
-  if constexpr (kSecond) {
-    _tile_stored(2, out + kTileRows * kUnit * 4, kUnit * 4);
-    _tile_stored(3, out + kTileRows * kUnit * 4 + kPanel * 4, kUnit * 4);
+    load_tile<5>(x + kTileRows * row_bytes + k * 64, row_bytes);
+    kInt8 ? add_int8_product<2, 5, 6>() : add_bf16_product<2, 5, 6>();
+    kInt8 ? add_int8_product<3, 5, 7>() : add_bf16_product<3, 5, 7>();
   }
 }
 
-// Calls done(row, rows, unit, sums) for all rows and units.
-template <bool kInt8, typename Done>
-inline void tile_units(const unsigned char* x, int rows, std::int64_t row_bytes,
-                       const unsigned char* panels, std::int64_t tiles, Range units,
-                       const Done& done) {
+template <bool kSecond>
+inline void zero_sums() {
+  zero_tile<0>();
+  zero_tile<1>();
+  if constexpr (kSecond) {
+    zero_tile<2>();
+    zero_tile<3>();
+  }
+}
+
+// The accumulators as rows of one unit: sums[i * kUnit + j].
+template <bool kSecond>
+inline void store_sums(void* sums) {
+  auto* out = static_cast<unsigned char*>(sums);
+  store_tile<0>(out, kUnit * 4);
+  store_tile<1>(out + kPanel * 4, kUnit * 4);
+  if constexpr (kSecond) {
+    out += kTileRows * kUnit * 4;
+    store_tile<2>(out, kUnit * 4);
+    store_tile<3>(out + kPanel * 4, kUnit * 4);
+  }
+}
+
+// Calls block(second, first_row, rows, unit) for all rows and units, at most 32 rows at a time;
+// `second` says, as a type, whether these are more than 16.
+template <typename Block>
+inline void tile_blocks(int rows, Range units, const Block& block) {
   constexpr int kMost = 2 * kTileRows;
   const int first = min_of(rows, kTileRows);
   configure_tiles(first, min_of(rows - first, kTileRows));
-  alignas(64) std::int32_t sums[kMost * kUnit];
   for (std::int64_t u = units.begin; u < units.end; ++u) {
-    const unsigned char* unit = panels + u * 2 * tiles * kTileBytes;
     if (rows <= kTileRows) {
-      tile_block<kInt8, false>(x, row_bytes, unit, tiles, sums);
-      done(0, rows, u, sums);
+      block(Number<0>{}, 0, rows, u);
       continue;
     }
     for (int row = 0; row < rows; row += kMost) {
       // The last block overlaps the one before: the rows they share come out alike.
       const int begin = rows > kMost ? min_of(row, rows - kMost) : 0;
-      tile_block<kInt8, true>(x + begin * row_bytes, row_bytes, unit, tiles, sums);
-      done(begin, min_of(rows, kMost), u, sums);
+      block(Number<1>{}, begin, min_of(rows, kMost), u);
     }
   }
-  _tile_release();
+  release_tiles();
 }
 
 template <typename Done>
 inline void bf16_units(const bf16* x, int rows, std::int64_t in, const bf16* panels, Range units,
                        const Done& done) {
-  const auto hand_on = [&](int row, int n, std::int64_t u, const std::int32_t* sums) {
-    done(row, n, u * kUnit, reinterpret_cast<const float*>(sums));
-  };
-  tile_units<false>(reinterpret_cast<const unsigned char*>(x), rows, 2 * in,
-                    reinterpret_cast<const unsigned char*>(panels), in / 32, units, hand_on);
+  const auto* inputs = reinterpret_cast<const unsigned char*>(x);
+  const auto* weights = reinterpret_cast<const unsigned char*>(panels);
+  const std::int64_t row_bytes = 2 * in, tiles = in / 32;
+  alignas(64) float sums[2 * kTileRows * kUnit];
+  tile_blocks(rows, units, [&](auto second, int row, int n, std::int64_t u) {
+    constexpr bool kSecond = decltype(second)::value != 0;
+    const unsigned char* unit = weights + u * 2 * tiles * kTileBytes;
+    zero_sums<kSecond>();
+    for (std::int64_t k = 0; k < tiles; ++k) {
+      add_tile_products<false, kSecond>(inputs + row * row_bytes, row_bytes, unit, tiles, k);
+    }
+    store_sums<kSecond>(sums);
+    done(row, n, u * kUnit, sums);
+  });
 }
 
+// A tile holds one group of inputs; its sums are scaled and added up outside the tiles.
 template <typename Done>
 inline void int8_units(const unsigned char* x, const float* row_scales, int rows,
                        const LinearWeight& w, Range units, const Done& done) {
-  const auto hand_on = [&](int row, int n, std::int64_t u, const std::int32_t* sums) {
-    float block[2 * kTileRows * kUnit];
-    const float* scales = w.scales + u * kUnit;
-    for (int i = 0; i < n; ++i) {
-      for (int p = 0; p < 2; ++p) {
-        const int at = i * kUnit + p * kPanel;
-        const F32x16 sum = {_mm512_cvtepi32_ps(_mm512_loadu_si512(sums + at))};
-        store16(block + at, scaled(sum, row_scales[row + i], scales + p * kPanel));
+  static_assert(kInt8Group == 64);
+  const auto* weights = static_cast<const unsigned char*>(w.panels);
+  const std::int64_t row_bytes = w.in_padded, tiles = w.in_padded / kInt8Group;
+  alignas(64) std::int32_t sums[2 * kTileRows * kUnit];
+  alignas(64) float totals[2 * kTileRows * kUnit];
+  tile_blocks(rows, units, [&](auto second, int row, int n, std::int64_t u) {
+    constexpr bool kSecond = decltype(second)::value != 0;
+    const unsigned char* unit = weights + u * 2 * tiles * kTileBytes;
+    for (int i = 0; i < n * kUnit; i += 16) store16(totals + i, zero16());
+    for (std::int64_t k = 0; k < tiles; ++k) {
+      zero_sums<kSecond>();
+      add_tile_products<true, kSecond>(x + row * row_bytes, row_bytes, unit, tiles, k);
+      store_sums<kSecond>(sums);
+      for (int i = 0; i < n; ++i) {
+        const F32x16 scale = splat16(row_scales[(row + i) * tiles + k]);
+        for (int j = i * kUnit; j < (i + 1) * kUnit; j += kPanel) {
+          const F32x16 sum = {_mm512_cvtepi32_ps(_mm512_load_si512(sums + j))};
+          store16(totals + j, fma(scale, sum, load16(totals + j)));
+        }
       }
     }
-    done(row, n, u * kUnit, block);
-  };
-  tile_units<true>(x, rows, w.in_padded, static_cast<const unsigned char*>(w.panels),
-                   w.in_padded / 64, units, hand_on);
+    const F32x16 lo = load16(w.scales + u * kUnit), hi = load16(w.scales + u * kUnit + kPanel);
+    for (int i = 0; i < n * kUnit; i += kUnit) {
+      store16(totals + i, mul(load16(totals + i), lo));
+      store16(totals + i + kPanel, mul(load16(totals + i + kPanel), hi));
+    }
+    done(row, n, u * kUnit, totals);
+  });
 }
 
 #else

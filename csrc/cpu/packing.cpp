@@ -17,7 +17,7 @@ namespace ptd::cpu {
 namespace {
 
 struct Parts {
-  std::int64_t scales, sums, bias, total;
+  std::int64_t scales, bias, total;
 };
 
 Parts parts_of(const WeightShape& s) {
@@ -27,8 +27,7 @@ Parts parts_of(const WeightShape& s) {
   Parts at{};
   at.scales = round_up(panels, 64);
   const bool scaled = s.format == WeightFormat::kInt8;
-  at.sums = at.scales + (scaled ? 4 * out : 0);
-  at.bias = at.sums + (scaled ? 4 * out : 0);
+  at.bias = at.scales + (scaled ? 4 * out : 0);
   at.total = at.bias + (s.bias ? 4 * out : 0);
   return at;
 }
@@ -63,17 +62,14 @@ void require_finite(const std::vector<float>& row, std::int64_t output) {
   }
 }
 
-void pack_int8(const std::vector<float>& row, std::int64_t lane, std::int8_t* panel, float& scale,
-               std::int32_t& sum) {
+void pack_int8(const std::vector<float>& row, std::int64_t lane, std::int8_t* panel, float& scale) {
   float largest = 0.0f;
   for (const float w : row) largest = std::max(largest, std::fabs(w));
   scale = largest / 127.0f;
-  sum = 0;
   for (std::size_t i = 0; i < row.size(); ++i) {
     const auto k = static_cast<std::int64_t>(i);
     const int q = largest == 0.0f ? 0 : static_cast<int>(std::nearbyint(row[i] / scale));
     panel[(k / 4 * kPanel + lane) * 4 + k % 4] = static_cast<std::int8_t>(q);
-    sum += q;
   }
 }
 
@@ -123,8 +119,7 @@ void pack_row(const WeightShape& s, const std::vector<float>& row, std::int64_t 
     case WeightFormat::kInt8:
       require_finite(row, output);
       pack_int8(row, lane, reinterpret_cast<std::int8_t*>(panel),
-                reinterpret_cast<float*>(block + at.scales)[output],
-                reinterpret_cast<std::int32_t*>(block + at.sums)[output]);
+                reinterpret_cast<float*>(block + at.scales)[output]);
       return;
     case WeightFormat::kInt4:
       require_finite(row, output);
@@ -133,22 +128,17 @@ void pack_row(const WeightShape& s, const std::vector<float>& row, std::int64_t 
   }
 }
 
-// Large pages: a step reads all weights once, in order, and pages of 4 KiB end the prefetch often.
-void ask_for_large_pages(unsigned char* block, std::int64_t bytes) {
+}  // namespace
+
+void ask_for_large_pages(void* memory, std::int64_t bytes) {
 #if defined(__linux__)
-  constexpr std::uintptr_t kPage = std::uintptr_t{1} << 21;
-  const auto begin = reinterpret_cast<std::uintptr_t>(block);
-  const std::uintptr_t first = (begin + kPage - 1) / kPage * kPage;
-  const std::uintptr_t last = (begin + static_cast<std::uintptr_t>(bytes)) / kPage * kPage;
   // Advice: where it is not taken everything works as well.
-  if (first < last) (void)madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+  (void)madvise(memory, static_cast<std::size_t>(bytes), MADV_HUGEPAGE);
 #else
-  (void)block;
+  (void)memory;
   (void)bytes;
 #endif
 }
-
-}  // namespace
 
 std::int64_t packed_bytes(const WeightShape& shape) { return parts_of(shape).total; }
 
@@ -163,7 +153,6 @@ LinearWeight packed_view(const WeightShape& s, const unsigned char* block) {
   w.out_padded = round_up(s.out_features, kUnit);
   w.panels = block;
   w.scales = scaled ? reinterpret_cast<const float*>(block + at.scales) : nullptr;
-  w.input_sums = scaled ? reinterpret_cast<const std::int32_t*>(block + at.sums) : nullptr;
   w.bias = s.bias ? reinterpret_cast<const float*>(block + at.bias) : nullptr;
   return w;
 }
@@ -176,7 +165,6 @@ void pack_weight(const WeightShape& s, DType source, const void* weight, const v
                                 "] is not valid: allowed are sizes >= 1.");
   }
   const Parts at = parts_of(s);
-  ask_for_large_pages(block, at.total);
   std::memset(block, 0, static_cast<std::size_t>(at.total));
   std::vector<float> row(static_cast<std::size_t>(s.in_features));
   for (std::int64_t output = 0; output < s.out_features; ++output) {

@@ -118,6 +118,12 @@ inline void store16(float* p, F32x16 a, int n) { _mm512_mask_storeu_ps(p, first_
 inline void store16(bf16* p, F32x16 a, int n) {
   _mm256_mask_storeu_epi16(p, first_lanes(n), round16_bf16(a.v));
 }
+// Two vectors side by side: one store, which is a whole line where p is aligned to 64 bytes.
+inline void store32(bf16* p, F32x16 lo, F32x16 hi) {
+  const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(round16_bf16(lo.v)),
+                                          round16_bf16(hi.v), 1);
+  _mm512_storeu_si512(p, both);
+}
 inline F32x16 add(F32x16 a, F32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline F32x16 sub(F32x16 a, F32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline F32x16 mul(F32x16 a, F32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
@@ -407,6 +413,17 @@ inline void store16(double* p, F64x16 a) { PTD_EACH_LANE p[l] = a.v[l]; }
 #undef PTD_EACH_LANE
 
 #endif
+
+#if PTD_ISA_LEVEL < 2
+inline void store32(bf16* p, F32x16 lo, F32x16 hi) {
+  store16(p, lo);
+  store16(p + 16, hi);
+}
+#endif
+inline void store32(float* p, F32x16 lo, F32x16 hi) {
+  store16(p, lo);
+  store16(p + 16, hi);
+}
 
 // Lanes folded in halves: 16 -> 8 -> 4 -> 2 -> 1, always in this order.
 inline float sum16(F32x16 a) {

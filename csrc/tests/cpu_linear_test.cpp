@@ -113,7 +113,7 @@ struct HeadResult {
 };
 
 HeadResult run_head(Isa isa, const LinearWeight& w, DType dtype, const void* x, int rows, int team,
-                    int logit_rows) {
+                    int logit_rows, std::int64_t limit = 0) {
   Block scratch(linear_scratch_bytes(w, rows, team));
   std::vector<float> best(static_cast<std::size_t>(rows * team));
   std::vector<std::int32_t> ids(best.size());
@@ -127,6 +127,7 @@ HeadResult run_head(Isa isa, const LinearWeight& w, DType dtype, const void* x, 
   args.x = x;
   args.weight = w;
   args.logits = result.logits.data();
+  args.limit = limit > 0 ? limit : w.out_features;
   args.best_value = best.data();
   args.best_id = ids.data();
   args.next = result.next.data();
@@ -209,12 +210,25 @@ void rows_do_not_depend_on_each_other() {
   }
 }
 
-void int8_is_the_same_everywhere() {
-  const Matrix m(WeightFormat::kInt8, 100, 190, true, 5);
-  const Inputs x(DType::kBF16, 9, 190, 6);
-  const auto expected = run_linear(Isa::kScalar, m.view, x.dtype, x.row(0), 9, 1);
+// An outlier among the inputs must cost nothing beyond its group: here the weights there are zero.
+void int8_confines_outliers() {
+  Matrix m(WeightFormat::kInt8, 40, 256, false, 5);
+  for (std::size_t o = 0; o < 40; ++o) {
+    std::fill_n(m.weight.begin() + static_cast<std::ptrdiff_t>(256 * o), 64, 0.0f);
+  }
+  pack_weight(m.shape, DType::kF32, m.weight.data(), nullptr, m.block.get());
+  Inputs x(DType::kBF16, 1, 256, 6);
+  x.f32[0] = 1000.0f;
+  x.bf16[0] = to_bf16(1000.0f);
   for (const Isa isa : available()) {
-    CHECK(run_linear(isa, m.view, x.dtype, x.row(0), 9, 1) == expected);
+    const auto got = run_linear(isa, m.view, x.dtype, x.row(0), 1, 1);
+    for (std::size_t o = 0; o < 40; ++o) {
+      double sum = 0.0;
+      for (std::size_t k = 0; k < 256; ++k) {
+        sum += static_cast<double>(x.f32[k]) * m.weight[o * 256 + k];
+      }
+      CHECK(std::fabs(got[o] - sum) < tolerance(WeightFormat::kInt8, 256));
+    }
   }
 }
 
@@ -233,6 +247,15 @@ void head_agrees_with_linear() {
                 std::max_element(row, row + 203) - row);
           CHECK(got.next[static_cast<std::size_t>(3 * i + 1)] == 77);
         }
+        for (const int limit : {1, 15, 16, 17, 32, 33, 160, 202}) {
+          const HeadResult cut = run_head(isa, m.view, x.dtype, x.row(0), 40, team, 11, limit);
+          CHECK(cut.logits == got.logits);  // they are written whole
+          for (int i = 0; i < 40; ++i) {
+            const auto row = logits.begin() + i * 203;
+            CHECK(cut.next[static_cast<std::size_t>(3 * i)] ==
+                  std::max_element(row, row + limit) - row);
+          }
+        }
       }
     }
   }
@@ -245,6 +268,7 @@ void head_takes_the_lowest_of_equals_and_reports_what_is_not_finite() {
   struct Case {
     std::vector<std::pair<int, float>> values;
     int expected;
+    int limit = 100;
   };
   const Case cases[] = {
       {{{15, 3.0f}, {16, 3.0f}}, 15},
@@ -256,6 +280,9 @@ void head_takes_the_lowest_of_equals_and_reports_what_is_not_finite() {
       {{{99, nan}}, -1},
       {{{7, infinity}}, -1},
       {{{7, -infinity}, {8, 2.0f}}, 8},
+      {{{98, 2.0f}, {99, nan}}, 98, 99},
+      {{{40, infinity}, {33, 2.0f}}, 33, 40},
+      {{{40, nan}, {33, 2.0f}}, -1, 41},
   };
   for (const WeightFormat format : {WeightFormat::kF32, WeightFormat::kBF16}) {
     for (const Case& c : cases) {
@@ -271,7 +298,8 @@ void head_takes_the_lowest_of_equals_and_reports_what_is_not_finite() {
       const void* x = is_f32 ? static_cast<const void*>(&one) : &one_bf16;
       for (const Isa isa : available()) {
         for (const int team : {1, 2, 4}) {
-          CHECK(run_head(isa, view, dtype_for(format), x, 1, team, 0).next[0] == c.expected);
+          CHECK(run_head(isa, view, dtype_for(format), x, 1, team, 0, c.limit).next[0] ==
+                c.expected);
         }
       }
     }
@@ -314,7 +342,7 @@ void packing_refuses_what_it_cannot_quantise() {
 int main() {
   close_to_double();
   rows_do_not_depend_on_each_other();
-  int8_is_the_same_everywhere();
+  int8_confines_outliers();
   head_agrees_with_linear();
   head_takes_the_lowest_of_equals_and_reports_what_is_not_finite();
   a_row_that_is_not_finite_stays_so_when_quantised();

@@ -39,9 +39,8 @@ struct LinearWeight {
   std::int64_t in_features, out_features;  // as the model has them
   std::int64_t in_padded, out_padded;
   const void* panels;
-  const float* scales;             // [out_padded], kInt8 only
-  const std::int32_t* input_sums;  // [out_padded] sum of q over the inputs, kInt8 only
-  const float* bias;               // [out_padded] or null
+  const float* scales;  // [out_padded], kInt8 only
+  const float* bias;    // [out_padded] or null
 };
 
 struct EmbedArgs {                // out[i] = row token_ids[i] of the matrix, rounded to T
@@ -61,7 +60,7 @@ struct AddRmsNormArgs {  // residual += x (rounded to T); out = rmsnorm(residual
   void* out;
 };
 
-struct LinearArgs {  // out = x W^T + bias, accumulated in fp32 (int8: exactly), rounded once
+struct LinearArgs {  // out = x W^T + bias, accumulated in fp32, rounded once
   DType dtype;       // of x; and of out unless out_f32
   int rows;
   const void* x;  // T [rows, in_features], rows contiguous
@@ -81,6 +80,7 @@ struct HeadArgs {
   const void* x;  // T [rows, in_features]
   LinearWeight weight;
   float* logits;          // [logit_rows, out_features], rows contiguous; may be null if none
+  std::int64_t limit;     // 1..out_features: ids from here on are never the argmax, NaN or not
   float* best_value;      // [team, rows] working memory
   std::int32_t* best_id;  // [team, rows]
   std::int32_t* next;     // [rows] with stride next_stride: the argmax, ties to the lowest id, -1
@@ -140,7 +140,8 @@ struct KvCommitArgs {  // see the op kv_commit
 
 struct SelectArgs {  // draws from logits; see the op select
   int rows, vocab;
-  const float* logits;  // [rows, vocab], rows contiguous
+  const float* logits;  // [rows] of `vocab` logits, with stride logits_stride
+  std::int64_t logits_stride;
   const float* temperature;
   const float* uniform;
   const float* sampling;  // [4]: top_k, top_p, min_p, 0

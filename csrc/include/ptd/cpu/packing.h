@@ -13,7 +13,7 @@ struct WeightShape {
   bool bias;
 };
 
-// Bytes of the block: panels, then scales and sums (kInt8), then the bias (fp32).
+// Bytes of the block: panels, then scales (kInt8), then the bias (fp32).
 std::int64_t packed_bytes(const WeightShape& shape);
 
 // Where the parts of a block lie. `block` must be aligned to 64 bytes.
@@ -25,5 +25,9 @@ LinearWeight packed_view(const WeightShape& shape, const unsigned char* block);
 // that is not finite.
 void pack_weight(const WeightShape& shape, DType source, const void* weight, const void* bias,
                  unsigned char* block);
+
+// For memory that weights will be packed into, before anything is written to it: a step reads all
+// weights once, in order, and pages of 4 KiB end the prefetch often. `memory` must begin at a page.
+void ask_for_large_pages(void* memory, std::int64_t bytes);
 
 }  // namespace ptd::cpu
