@@ -182,6 +182,13 @@ class Session:
     def commit_recursive(
         self, output: npt.NDArray[np.int32], probs: npt.NDArray[np.float64]
     ) -> tuple[list[int], int]: ...
+    def commit_lazily(
+        self, output: npt.NDArray[np.int32], next_token: Callable[[int], int]
+    ) -> tuple[list[int], int]:
+        """`next_token(row)` is asked for the root, then for each accepted row, once its token is
+        in `token_ids`; -1 where it has none.
+        """
+
     @property
     def finished(self) -> bool: ...
     @property
@@ -195,6 +202,8 @@ class Session:
     @property
     def token_ids(self) -> list[int]: ...
     @property
+    def accepted_rows(self) -> list[int]: ...
+    @property
     def tree(self) -> TreeBuilder: ...
     @property
     def stats(self) -> SessionStats: ...
@@ -205,6 +214,8 @@ def cpu_isas() -> dict[str, str]:
     """Instruction sets by name, each with the reason why it is not available here, "" if it is."""
 
 def cpu_best_isa() -> str: ...
+def cpu_large_pages(memory: int, nbytes: int) -> None:
+    """Ask for large pages there; `memory` begins at a page."""
 
 class CpuWeight:
     """A packed matrix at `block`, 64-byte aligned memory of the caller's of `nbytes` bytes."""
@@ -243,6 +254,7 @@ class CpuExecutor:
         weight: CpuWeight,
         logit_rows: int,
         logits: int,
+        limit: int,
         next: int,
         next_stride: int,
     ) -> None: ...
@@ -313,6 +325,7 @@ class CpuExecutor:
         rows: int,
         vocab: int,
         logits: int,
+        logits_stride: int,
         temperature: int,
         uniform: int,
         sampling: int,

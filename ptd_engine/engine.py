@@ -11,12 +11,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from ptd_engine import _core
-from ptd_engine.config import SamplingParams
+from ptd_engine.config import ResolvedParams, SamplingParams
 from ptd_engine.errors import ConfigError, EngineError, PromptError
 from ptd_engine.metrics import GenerationStats
-from ptd_engine.outputs import FinishReason
-from ptd_engine.runner import Runner
+from ptd_engine.outputs import FinishReason, TokenLogprobs
+from ptd_engine.runner import LogitRules, Runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +29,20 @@ class StepTokens:
     Attributes:
         token_ids: in order; never empty.
         accepted: how many of them, from the first on, were accepted candidates.
+        logprobs: one entry a token; None where the request did not ask for them.
     """
 
     token_ids: list[int]
     accepted: int
+    logprobs: list[TokenLogprobs] | None = None
 
 
 class Engine:
     """Decodes token ids with a drafter over a runner.
 
     Attributes:
+        vocab_size: ids below it stand for tokens. Prompts hold no other, and a drafter must propose
+            none; the runner sees to it that none is chosen.
         drafter: proposes the trees; exchange it between requests as you like, as long as it needs
             no more rows than the runner was built for.
     """
@@ -91,14 +98,28 @@ class Engine:
 
         Raises:
             PromptError: the prompt is empty, too long or holds ids outside the vocabulary.
-            ConfigError: no params, or stop strings without the check that finds them.
+            ConfigError: no params, fields that contradict each other or the vocabulary, or stop
+                strings without the check that finds them.
         """
         self.check_prompt(prompt)
-        if check_params(params).stop_strings and stop_check is None:
+        params = check_params(params).resolved()
+        self._check_ids(params)
+        if params.stop_strings and stop_check is None:
             raise ConfigError.for_field(
                 "stop", params.stop, "() without a stop_check", "LLM.generate takes stop strings."
             )
         return Generation(self, [int(token) for token in prompt], params, stop_check)
+
+    def _check_ids(self, params: ResolvedParams) -> None:
+        for token in params.logit_bias or ():
+            if token >= self.vocab_size:
+                raise ConfigError.for_field(
+                    "logit_bias", token, f"token ids from 0 to {self.vocab_size - 1}"
+                )
+        if params.logprobs is not None and params.logprobs > self.vocab_size:
+            raise ConfigError.for_field(
+                "logprobs", params.logprobs, f"at most {self.vocab_size}, the vocabulary"
+            )
 
 
 def check_params(params: SamplingParams) -> SamplingParams:
@@ -114,20 +135,24 @@ class Generation:
     The engine is taken at the first step and given back with the last one, on an error, on `close`,
     and when the object is dropped. `close` may come from any thread; everything else belongs to the
     thread that iterates.
+
+    Attributes:
+        params: what it is decoded by.
     """
 
     def __init__(
         self,
         engine: Engine,
         prompt: list[int],
-        params: SamplingParams,
+        params: ResolvedParams,
         stop_check: Callable[[int], bool] | None,
     ) -> None:
         self._engine = engine
         self._prompt = prompt
-        self._params = params
+        self.params = params
         self._stop_check = stop_check
         self._session: _core.Session | None = None
+        self._rules: LogitRules | None = None
         self._times = {"plan_time_s": 0.0, "forward_time_s": 0.0, "commit_time_s": 0.0}
         self._first_token_s = 0.0
         self._total_s = 0.0
@@ -200,10 +225,7 @@ class Generation:
         )
 
     def _make_session(self) -> _core.Session:
-        engine, params, runner = self._engine, self._params, self._engine.runner
-        stop_ids = list(params.stop_token_ids)
-        if not params.ignore_eos:
-            stop_ids += engine.eos_token_ids
+        engine, params, runner = self._engine, self.params, self._engine.runner
         budget = params.max_new_tokens
         return _core.Session(
             self._prompt,
@@ -215,7 +237,7 @@ class Generation:
             top_p=params.top_p,
             min_p=params.min_p,
             seed=params.seed,
-            stop_ids=stop_ids,
+            stop_ids=self._stop_ids(),
             stop_check=self._stop_check,
             max_path=runner.max_path,
             output_top_k=runner.top_k,
@@ -223,6 +245,27 @@ class Generation:
             vocab_size=engine.vocab_size,
             node_buckets=runner.node_buckets,
         )
+
+    def _stop_ids(self) -> list[int]:
+        eos = () if self.params.ignore_eos else self._engine.eos_token_ids
+        return [*self.params.stop_token_ids, *eos]
+
+    def _logit_rules(self) -> LogitRules | None:
+        """What the request asks of its logits; None if that is nothing."""
+        params = self.params
+        forbidden = [i for i in self._stop_ids() if i < self._engine.vocab_size]
+        rules = LogitRules(
+            prompt=self._prompt,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            logit_bias=params.logit_bias or {},
+            forbidden_ids=forbidden if params.min_new_tokens > 0 else (),
+            min_new_tokens=params.min_new_tokens,
+            logprobs=params.logprobs,
+            row_by_row=params.logits_processor is not None,
+        )
+        return rules if rules.active else None
 
     def _advance(self) -> StepTokens:
         if self._closed or self.finish_reason is not None:
@@ -248,6 +291,8 @@ class Generation:
         start = time.perf_counter()
         session = self._session = self._make_session()
         if not session.finished:
+            self._rules = self._logit_rules()
+            self._engine.runner.begin(self._rules)
             self._engine.runner.prefill(self._prompt[:-1], prompt_len=len(self._prompt))
         self._total_s = time.perf_counter() - start
 
@@ -265,19 +310,57 @@ class Generation:
         output = runner.wait()
         t2 = time.perf_counter()
         try:
-            if self._params.verification == "recursive":
-                tokens, accepted = session.commit_recursive(output, runner.probabilities())
-            else:
-                tokens, accepted = session.commit(output)
+            tokens, accepted = self._commit(session, output)
         except _core.NonFiniteLogits as error:
-            raise EngineError(
-                f"Generation failed at {error} Check the checkpoint, or load it in float32."
-            ) from error
+            hint = "Check the checkpoint, or load it in float32."
+            if self._rules is not None:
+                hint = (
+                    "The request's logit_bias, penalties, min_new_tokens or logits_processor may "
+                    f"have ruled out every token. Otherwise: {hint}"
+                )
+            raise EngineError(f"Generation failed at {error} {hint}") from error
+        logprobs = self._note(session, tokens)
         t3 = time.perf_counter()
         times["plan_time_s"] += t1 - t0
         times["forward_time_s"] += t2 - t1
         times["commit_time_s"] += t3 - t2
-        return StepTokens(tokens, accepted)
+        return StepTokens(tokens, accepted, logprobs)
+
+    def _commit(
+        self, session: _core.Session, output: npt.NDArray[np.int32]
+    ) -> tuple[list[int], int]:
+        if self.params.verification == "recursive":
+            return session.commit_recursive(output, self._engine.runner.probabilities())
+        processor = self.params.logits_processor
+        if processor is None:
+            return session.commit(output)
+
+        def next_token(row: int) -> int:
+            if output[row, 0] < 0:  # the model's own logits are not finite
+                return -1
+            # The session has emitted what leads to this row, and nothing else.
+            prefix = [*self._prompt, *session.token_ids]
+            chosen = self._engine.runner.choose(row, lambda logits: processor(prefix, logits))
+            output[row, 0] = chosen
+            return chosen
+
+        return session.commit_lazily(output, next_token)
+
+    def _note(self, session: _core.Session, tokens: list[int]) -> list[TokenLogprobs] | None:
+        """Show the rules a step's tokens; returns their log-probabilities if the rules ask."""
+        if self._rules is None:
+            return None
+        self._engine.runner.extend(tokens)
+        if self._rules.logprobs is None:
+            return None
+        rows = [0, *session.accepted_rows][: len(tokens)]
+        ids, values = self._engine.runner.logprobs(rows)
+        return [
+            TokenLogprobs(
+                row_ids[0], row_values[0], tuple(zip(row_ids[1:], row_values[1:], strict=True))
+            )
+            for row_ids, row_values in zip(ids.tolist(), values.tolist(), strict=True)
+        ]
 
 
 _POLL_S = 0.05  # how soon a waiting request notices that it was cancelled

@@ -9,18 +9,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
+from typing import Literal
 
 import torch
 
 from ptd_engine import _core, hub, text
 from ptd_engine.checkpoint import open_checkpoint
-from ptd_engine.config import MAX_TREE_NODES, SamplingParams
+from ptd_engine.checkpoint.generation_defaults import (
+    GenerationDefaults,
+    load_generation_defaults,
+)
+from ptd_engine.config import MAX_TREE_NODES, ResolvedParams, SamplingParams
 from ptd_engine.drafters import DrafterSpec, make_drafter, resolve
 from ptd_engine.engine import Engine, Generation, check_params
 from ptd_engine.errors import ConfigError, PromptError, UnavailableError
 from ptd_engine.model import CausalLM, ModelConfig, load_model
 from ptd_engine.model.config import MAX_CONTEXT
-from ptd_engine.outputs import Chunk, ChunkStream, GenerationOutput, Usage
+from ptd_engine.outputs import Chunk, ChunkStream, GenerationOutput, TokenLogprobs, Usage
 from ptd_engine.runner import EagerRunner
 
 # Without max_seq_len the cache is made for the model's context, up to this many tokens: models that
@@ -31,6 +36,7 @@ _log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, str]
+GenerationConfig = Literal["auto", "none"]
 
 
 class LLM:
@@ -39,7 +45,14 @@ class LLM:
     Requests from several threads wait for each other. Build it with `from_pretrained`.
     """
 
-    def __init__(self, engine: Engine, tokenizer: text.Tokenizer, model: CausalLM) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: text.Tokenizer,
+        model: CausalLM,
+        defaults: GenerationDefaults | None = None,
+    ) -> None:
+        self.defaults = GenerationDefaults() if defaults is None else defaults
         self.engine = engine
         self.tokenizer = tokenizer
         self.model = model
@@ -55,6 +68,7 @@ class LLM:
         drafter: DrafterSpec = "ptd",
         kernels: str = "auto",
         num_threads: int | None = None,
+        generation_config: GenerationConfig = "auto",
     ) -> LLM:
         """Load a checkpoint.
 
@@ -69,12 +83,17 @@ class LLM:
                 PTDConfig, or a Drafter object.
             kernels: backend of the operations, "auto" or a name that `ptd-engine doctor` lists.
             num_threads: threads of the CPU kernels; None takes torch's number.
+            generation_config: "auto" lets the model's generation_config.json fill the fields that
+                a request's `SamplingParams` leave open (a warning says with what); "none" does not
+                read it for that. Its end-of-sequence ids count either way.
 
         Raises:
             CheckpointError: files missing, incomplete or unsupported.
             ConfigError: a bad argument.
             UnavailableError: a device or backend that is not here.
         """
+        if generation_config not in ("auto", "none"):
+            raise ConfigError.for_field("generation_config", generation_config, "'auto' or 'none'")
         target = resolve_device(device)
         resolve(drafter, target.type)
         path = hub.resolve_model(model)
@@ -97,7 +116,13 @@ class LLM:
             max_seq_len=length,
             num_threads=num_threads,
         )
-        return cls.from_model(loaded, tokenizer, max_seq_len=length, drafter=drafter)
+        defaults = GenerationDefaults()
+        if generation_config == "auto":
+            defaults = load_generation_defaults(path)
+            _say(defaults)
+        return cls.from_model(
+            loaded, tokenizer, max_seq_len=length, drafter=drafter, defaults=defaults
+        )
 
     @classmethod
     def from_model(
@@ -107,29 +132,44 @@ class LLM:
         *,
         max_seq_len: int,
         drafter: DrafterSpec = "ptd",
+        defaults: GenerationDefaults | None = None,
     ) -> LLM:
-        """Wrap a model that is already loaded (several engines may share one model's weights)."""
+        """Wrap a model that is already loaded (several engines may share one model's weights).
+
+        Args:
+            defaults: fill what a request's `SamplingParams` leave open; None: nothing does.
+        """
         _check_max_seq_len(max_seq_len)
         eos_ids = tuple(sorted({*model.config.eos_token_ids, *tokenizer.eos_token_ids}))
         made = make_drafter(drafter, device_type=model.device.type, eos_ids=eos_ids)
         needs = made.needs()
-        _check_needs(needs, model.config.vocab_size)
+        # The rest of the output matrix is padding: those ids have no text.
+        vocab_size = min(model.config.vocab_size, tokenizer.vocab_size)
+        _check_needs(needs, vocab_size)
         runner = EagerRunner(
-            model, max_seq_len=max_seq_len, max_nodes=1 + needs.max_nodes, top_k=needs.top_k
+            model,
+            max_seq_len=max_seq_len,
+            max_nodes=1 + needs.max_nodes,
+            top_k=needs.top_k,
+            vocab_limit=vocab_size,
         )
         engine = Engine(
             runner,
             made,
             max_seq_len=max_seq_len,
-            vocab_size=model.config.vocab_size,
+            vocab_size=vocab_size,
             eos_token_ids=eos_ids,
         )
-        return cls(engine, tokenizer, model)
+        return cls(engine, tokenizer, model, defaults)
 
     def with_drafter(self, drafter: DrafterSpec) -> LLM:
         """Another engine over the same weights and tokenizer, with its own cache and drafter."""
         return LLM.from_model(
-            self.model, self.tokenizer, max_seq_len=self.engine.max_seq_len, drafter=drafter
+            self.model,
+            self.tokenizer,
+            max_seq_len=self.engine.max_seq_len,
+            drafter=drafter,
+            defaults=self.defaults,
         )
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -183,9 +223,18 @@ class LLM:
         """As `chat`, in chunks."""
         return self._stream(self.encode_chat(messages), params)
 
+    def resolve(self, params: SamplingParams | None = None) -> ResolvedParams:
+        """What a request with these parameters is decoded by: open fields filled.
+
+        Raises:
+            ConfigError: not SamplingParams, or a combination that contradicts itself.
+        """
+        params = check_params(SamplingParams() if params is None else params)
+        return params.resolved(self.defaults.taken(params.explicit))
+
     def _stream(self, ids: list[int], params: SamplingParams | None) -> ChunkStream:
         # Not a generator itself: a bad prompt shall fail at the call, not at the first chunk.
-        params = check_params(SamplingParams() if params is None else params)
+        params = self.resolve(params)
         decoder = self.tokenizer.decode_stream()
         stops = None
         if params.stop_strings:
@@ -201,11 +250,13 @@ class LLM:
         stops: text.StopStrings | None,
     ) -> Generator[Chunk, None, None]:
         pieces: list[str] = []
+        logprobs: list[TokenLogprobs] = []
         try:
             for step in generation:
                 # With stop strings the session has shown the step's tokens to `stops` already.
                 pieces.append(decoder.push(step.token_ids) if stops is None else stops.take())
-                yield Chunk(pieces[-1], step.token_ids, step.accepted)
+                logprobs += step.logprobs or ()
+                yield Chunk(pieces[-1], step.token_ids, step.accepted, None, step.logprobs)
         finally:
             generation.close()
         if generation.finish_reason is None:  # closed by another thread
@@ -218,8 +269,25 @@ class LLM:
             finish_reason=generation.finish_reason,
             usage=Usage(prompt_tokens=len(ids), completion_tokens=len(token_ids)),
             stats=generation.stats,
+            logprobs=None if generation.params.logprobs is None else logprobs,
         )
         yield Chunk(pieces[-1], [], 0, output)
+
+
+def _say(defaults: GenerationDefaults) -> None:
+    """Log what generation_config.json changes: a request that says nothing is altered by it."""
+    taken = {name: value for name, value in defaults.taken({}).items() if value != 0.0}
+    if taken:
+        _log.warning(
+            "generation_config.json fills what a request leaves open: %s. Load the model with "
+            "generation_config='none' to ignore it.",
+            ", ".join(f"{name}={value!r}" for name, value in taken.items()),
+        )
+    if defaults.unsupported:
+        _log.warning(
+            "generation_config.json sets what ptd_engine has not, and does without: %s.",
+            ", ".join(defaults.unsupported),
+        )
 
 
 def resolve_device(device: str) -> torch.device:

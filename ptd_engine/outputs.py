@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 from ptd_engine.metrics import GenerationStats
 
@@ -26,6 +27,36 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely the model held a token of the output, and what it held likeliest there.
+
+    Log-probabilities are those of the model's own logits, before penalties, biases, temperature and
+    filters (log-softmax). -inf where a logit is.
+
+    Attributes:
+        token_id: the token of the output.
+        logprob: its own.
+        top: (token id, log-probability) of the likeliest tokens, best first, equal ones by id.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON, which has no infinity: None stands for -inf."""
+        return {
+            "token_id": self.token_id,
+            "logprob": _finite(self.logprob),
+            "top": [{"token_id": token, "logprob": _finite(value)} for token, value in self.top],
+        }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationOutput:
     """A finished generation.
 
@@ -37,6 +68,7 @@ class GenerationOutput:
             one token "stop" goes before "length".
         usage: token counts.
         stats: how it was decoded.
+        logprobs: one entry a token; None where the request did not ask for them.
     """
 
     text: str
@@ -44,6 +76,7 @@ class GenerationOutput:
     finish_reason: FinishReason
     usage: Usage
     stats: GenerationStats
+    logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +89,14 @@ class Chunk:
         token_ids: the step's tokens (empty in the final chunk).
         accepted: how many of them, from the first on, were drafted.
         output: the whole result, in the final chunk only.
+        logprobs: one entry for each of `token_ids`; None where the request did not ask for them.
     """
 
     text: str
     token_ids: list[int]
     accepted: int = 0
     output: GenerationOutput | None = None
+    logprobs: list[TokenLogprobs] | None = None
 
     @property
     def finish_reason(self) -> FinishReason | None:

@@ -60,7 +60,8 @@ void linear(cpu::Executor& executor, bool is_bf16, int rows, Address x, const Cp
 }
 
 void head(cpu::Executor& executor, bool is_bf16, int rows, Address x, const CpuWeight& weight,
-          int logit_rows, Address logits, Address next, std::int64_t next_stride) {
+          int logit_rows, Address logits, std::int64_t limit, Address next,
+          std::int64_t next_stride) {
   cpu::HeadArgs a{};
   a.dtype = dtype_of(is_bf16);
   a.rows = rows;
@@ -68,6 +69,7 @@ void head(cpu::Executor& executor, bool is_bf16, int rows, Address x, const CpuW
   a.x = at<const void>(x);
   a.weight = weight.view;
   a.logits = at<float>(logits);
+  a.limit = limit;
   a.next = at<std::int32_t>(next);
   a.next_stride = next_stride;
   executor.head(a);
@@ -171,13 +173,14 @@ void kv_commit(cpu::Executor& executor, bool is_bf16, int layers, int kv_heads, 
   executor.kv_commit(a);
 }
 
-void select(cpu::Executor& executor, int rows, int vocab, Address logits, Address temperature,
-            Address uniform, Address sampling, bool filter, int successors, Address next,
-            std::int64_t next_stride) {
+void select(cpu::Executor& executor, int rows, int vocab, Address logits,
+            std::int64_t logits_stride, Address temperature, Address uniform, Address sampling,
+            bool filter, int successors, Address next, std::int64_t next_stride) {
   cpu::SelectArgs a{};
   a.rows = rows;
   a.vocab = vocab;
   a.logits = at<const float>(logits);
+  a.logits_stride = logits_stride;
   a.temperature = at<const float>(temperature);
   a.uniform = at<const float>(uniform);
   a.sampling = at<const float>(sampling);
@@ -201,6 +204,10 @@ void bind_cpu(py::module_& m) {
     return reasons;
   });
   m.def("cpu_best_isa", [] { return std::string(cpu::isa_name(cpu::best_isa())); });
+
+  m.def("cpu_large_pages", [](Address memory, std::int64_t bytes) {
+    cpu::ask_for_large_pages(at<void>(memory), bytes);
+  });
 
   py::class_<CpuWeight>(m, "CpuWeight")
       .def(py::init(&view_weight), py::arg("format"), py::arg("out_features"),

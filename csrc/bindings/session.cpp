@@ -79,6 +79,19 @@ class PyStopCheck final : public StopCheck {
   py::object check_;
 };
 
+// A Python callable as the source of the rows' tokens; called with the GIL.
+class PyRowTokens final : public RowTokens {
+ public:
+  explicit PyRowTokens(const py::object& next) : next_(next) {}
+  TokenId next(NodeId row) override {
+    py::gil_scoped_acquire gil;
+    return next_(row).cast<TokenId>();
+  }
+
+ private:
+  const py::object& next_;
+};
+
 void bind_drafters(py::module_& m) {
   py::class_<DrafterNeeds>(m, "DrafterNeeds")
       .def(py::init([](int max_nodes, int top_k) { return DrafterNeeds{max_nodes, top_k}; }),
@@ -212,6 +225,20 @@ void bind_session(py::module_& m) {
             return step_result(result);
           },
           py::arg("output"), py::arg("probs"))
+      .def(
+          "commit_lazily",
+          [](Session& s, const py::buffer& output, const py::object& next_token) {
+            const py::buffer_info info = output.request();
+            const auto ids = as_span<const TokenId>(info, "output");
+            PyRowTokens rows(next_token);
+            StepResult result;
+            {
+              py::gil_scoped_release nogil;
+              result = s.commit_lazily(ids, rows);
+            }
+            return step_result(result);
+          },
+          py::arg("output"), py::arg("next_token"))
       .def_property_readonly("finished", &Session::finished)
       .def_property_readonly("finish_reason",
                              [](const Session& s) { return reason_name(s.finish_reason()); })
@@ -220,6 +247,8 @@ void bind_session(py::module_& m) {
       .def_property_readonly("prompt_len", &Session::prompt_len)
       .def_property_readonly("token_ids",
                              [](const Session& s) { return to_vector(s.output_tokens()); })
+      .def_property_readonly("accepted_rows",
+                             [](const Session& s) { return to_vector(s.accepted_rows()); })
       .def_property_readonly("tree", [](const Session& s) { return TreeBuilder(s.tree()); })
       .def_property_readonly("stats", [](const Session& s) { return stats_dict(s.stats()); });
 }

@@ -171,7 +171,13 @@ StepResult Session::commit(Span<const TokenId> output) {
   const int stride = 1 + limits_.top_k;
   verify_walk(tree_.tokens(), tree_.parents(), output, stride, tree_.n_verify(), path_);
   const NodeId last = path_.empty() ? 0 : path_.back();
-  return finish_step(output, output[static_cast<std::size_t>(last * stride)]);
+  const TokenId last_token = output[static_cast<std::size_t>(last * stride)];
+  return finish_step(output, [&] { return emit_path(last_token); });
+}
+
+StepResult Session::commit_lazily(Span<const TokenId> output, RowTokens& rows) {
+  check_output(output);
+  return finish_step(output, [&] { return emit_lazily(rows); });
 }
 
 StepResult Session::commit_recursive(Span<const TokenId> output, Span<const double> probs,
@@ -191,7 +197,7 @@ StepResult Session::commit_recursive(Span<const TokenId> output, Span<const doub
   };
   const bool valid = finite(0) && std::all_of(path_.begin(), path_.end(), finite);
   if (!valid) path_.clear();
-  return finish_step(output, valid ? last : kNoToken);
+  return finish_step(output, [&] { return emit_path(valid ? last : kNoToken); });
 }
 
 // The one gate of the output. When several rules end it at one token, a stop goes before a length.
@@ -227,25 +233,53 @@ int Session::emit_path(TokenId last_token) {
     commit_src_.pop_back();
     return accepted;
   }
-  if (last_token < 0) {
-    throw NonFiniteLogits("step " + std::to_string(stats_.steps) +
-                          ": the model's logits are not finite (NaN or infinity).");
-  }
+  if (last_token < 0) throw_not_finite();
   emit(last_token);
   return accepted;
 }
 
-StepResult Session::finish_step(Span<const TokenId> output, TokenId last_token) {
+// The same, in one walk: a row's next token is asked for once the tokens above it are out.
+int Session::emit_lazily(RowTokens& rows) {
+  const int root_row = kv_len();
+  commit_src_.clear();
+  path_.clear();
+  NodeId row = 0;
+  while (true) {
+    const TokenId token = rows.next(row);
+    if (token < 0) throw_not_finite();
+    const bool open = emit(token);
+    row = child_of(row, token);
+    if (row != kNoNode) path_.push_back(row);
+    if (!open || row == kNoNode) break;
+    commit_src_.push_back(root_row + row);
+  }
+  return static_cast<int>(path_.size());
+}
+
+NodeId Session::child_of(NodeId row, TokenId token) const {
+  for (NodeId child = row + 1; child < tree_.n_verify(); ++child) {
+    if (tree_.parent(child) == row && tree_.token(child) == token) return child;
+  }
+  return kNoNode;
+}
+
+void Session::throw_not_finite() const {
+  throw NonFiniteLogits("step " + std::to_string(stats_.steps) +
+                        ": the model's logits are not finite (NaN or infinity).");
+}
+
+template <typename Emit>
+StepResult Session::finish_step(Span<const TokenId> output, const Emit& emit_step) {
   planned_ = false;
   const auto before = tokens_.size();
   int accepted = 0;
   Span<const TokenId> new_tokens;
   try {
-    accepted = emit_path(last_token);
+    accepted = emit_step();
+    path_.resize(static_cast<std::size_t>(accepted));
     new_tokens = {tokens_.data() + before, tokens_.size() - before};
-    const Span<const NodeId> accepted_rows(path_.data(), static_cast<std::size_t>(accepted));
     const DrafterLease lease(*drafter_, serial_, /*begins=*/false);
-    drafter_->observe({&tree_, output, 1 + limits_.top_k, accepted_rows, new_tokens});
+    drafter_->observe({&tree_, output, 1 + limits_.top_k, path_, new_tokens});
   } catch (...) {
     failed_ = true;
     finish_reason_ = FinishReason::kNone;

@@ -58,7 +58,7 @@ inline void select(const SelectArgs& a, Share share) {
   float* masses = reinterpret_cast<float*>(memory + at.masses);
   const Range mine = share_of(a.rows, share.index, share.count);
   for (std::int64_t i = mine.begin; i < mine.end; ++i) {
-    const float* logits = a.logits + i * a.vocab;
+    const float* logits = a.logits + i * a.logits_stride;
     std::int32_t* next = a.next + i * a.next_stride;
     if (a.temperature[i] > 0 && next[0] >= 0) {
       const LogitRow row = logit_row(logits, a.vocab, a.temperature[i]);

@@ -52,16 +52,19 @@ struct Batch {
     next.push_back(greedy);
     next.resize(next.size() + sz(successors), -7);
   }
-  // The threads of a team one after the other, in scratch of exactly the promised size; behind the
-  // last row lies NaN.
+  // The threads of a team one after the other, in scratch of exactly the promised size; behind
+  // every row lies NaN.
   std::vector<std::int32_t> run(const Kernels& k, int team = 1) const {
-    std::vector<float> memory = logits;
-    memory.resize(memory.size() + 16, kNaN);
+    const int stride = vocab + 19;
+    std::vector<float> memory(sz(rows()) * sz(stride), kNaN);
+    for (int i = 0; i < rows(); ++i) {
+      std::copy_n(logits.begin() + i * vocab, vocab, memory.begin() + i * stride);
+    }
     const float sampling[4] = {filter.top_k, filter.top_p, filter.min_p, 0};
     std::vector<std::int32_t> out = next;
-    ptd::cpu::SelectArgs args = {rows(),         vocab,      memory.data(), temperature.data(),
-                                 uniform.data(), sampling,   filter.on(),   out.data(),
-                                 1 + successors, successors, nullptr};
+    ptd::cpu::SelectArgs args = {
+        rows(),   vocab,       memory.data(), stride,         temperature.data(), uniform.data(),
+        sampling, filter.on(), out.data(),    1 + successors, successors,         nullptr};
     const std::int64_t bytes = ptd::cpu::select_scratch_bytes(args, team);
     CHECK(bytes % 64 == 0);
     const std::unique_ptr<void, decltype(&std::free)> scratch(

@@ -10,6 +10,7 @@ from ptd_engine.kernels.ops import (
     StepScratch,
     WeightFormat,
 )
+from ptd_engine.kernels.processing import Processing
 from ptd_engine.kernels.registry import BACKENDS, OP_NAMES, Backend, preferred_dtype, select_ops
 from ptd_engine.kernels.request import KernelRequest
 
@@ -22,6 +23,7 @@ __all__ = [
     "LinearWeight",
     "OpChoice",
     "Ops",
+    "Processing",
     "Record",
     "SelectMode",
     "StepScratch",

@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from ptd_engine import _core
-from ptd_engine.errors import CheckpointError
+from ptd_engine.kernels.cpu_weights import WeightStore
 from ptd_engine.kernels.ops import LinearWeight, SelectMode, StepScratch, WeightFormat
+from ptd_engine.kernels.processing import Processing
 from ptd_engine.kernels.request import KernelRequest
+from ptd_engine.kernels.torch_process import process, write_logprobs
 from ptd_engine.kernels.torch_select import probabilities
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _MAX_HEAD_DIM = 256
-_ALIGNMENT = 64  # bytes; torch aligns its own allocations alike
 VARIANTS = tuple(_core.cpu_isas())
 
 
@@ -53,6 +54,7 @@ class _CpuOps:
     executor: _core.CpuExecutor
     dtype: torch.dtype
     weight_format: WeightFormat
+    store: WeightStore
 
     @property
     def _bf16(self) -> bool:
@@ -90,23 +92,7 @@ class _CpuOps:
     def _pack(
         self, weight: Tensor, bias: Tensor | None, stored: WeightFormat = "float"
     ) -> LinearWeight:
-        out_features, in_features = weight.shape
-        layout = self._layout(stored)
-        shape = (layout, out_features, in_features, bias is not None)
-        nbytes = _core.CpuWeight.nbytes(*shape)
-        # A little more than needed, so that the block can begin where the kernels want it.
-        memory = torch.empty(nbytes + _ALIGNMENT, dtype=torch.uint8)
-        skip = -memory.data_ptr() % _ALIGNMENT
-        block = memory[skip : skip + nbytes]
-        handle = _core.CpuWeight(*shape, block.data_ptr())
-        weight = weight.contiguous()
-        if bias is not None:
-            bias = bias.to(weight.dtype).contiguous()
-        try:
-            handle.pack(weight.dtype == torch.bfloat16, weight.data_ptr(), _address(bias))
-        except ValueError as error:
-            raise CheckpointError(str(error)) from error
-        return LinearWeight(block, None, layout, out_features, in_features, nbytes, handle)
+        return self.store.pack(weight, bias, self._layout(stored))
 
     def linear(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:
         """See `ops.Linear`; `out` may be float32 whatever the dtype."""
@@ -238,21 +224,28 @@ class _CpuOps:
         n_verify: int,
         mode: SelectMode,
         out: Tensor,
+        vocab_limit: int | None = None,
+        processing: Processing | None = None,
     ) -> None:
         """See `ops.HeadSelect`; logits float32."""
         rows, successors = hidden.shape[0], out.shape[1] - 1
-        drawn = 0 if mode == "greedy" else min(n_verify, rows)
+        n_verify = min(n_verify, rows)
+        formed = 0 if mode == "greedy" and processing is None else n_verify
+        limit = logits.shape[1] if vocab_limit is None else vocab_limit
         self.executor.head(
             self._bf16,
             rows,
             hidden.data_ptr(),
             weight.handle,
-            rows if successors else drawn,
+            rows if successors else formed,
             logits.data_ptr(),
+            limit,
             out.data_ptr(),
             out.stride(0),
         )
-        self._draw(logits, temperature, uniform, sampling, drawn, mode, out)
+        self._choose(
+            logits[:, :limit], temperature, uniform, sampling, n_verify, mode, out, processing
+        )
 
     def select(
         self,
@@ -264,13 +257,37 @@ class _CpuOps:
         n_verify: int,
         mode: SelectMode,
         out: Tensor,
+        vocab_limit: int | None = None,
+        processing: Processing | None = None,
     ) -> None:
         """See `ops.Select`."""
-        wide = logits.float()
-        peak, token = wide.max(dim=-1)
-        out[:, 0] = torch.where(torch.isfinite(peak), token, -1)
-        drawn = 0 if mode == "greedy" else min(n_verify, logits.shape[0])
-        self._draw(wide, temperature, uniform, sampling, drawn, mode, out)
+        wide = logits.float()[:, :vocab_limit]
+        _argmax(wide, out)
+        n_verify = min(n_verify, logits.shape[0])
+        self._choose(wide, temperature, uniform, sampling, n_verify, mode, out, processing)
+
+    def _choose(
+        self,
+        logits: Tensor,
+        temperature: Tensor,
+        uniform: Tensor,
+        sampling: Tensor,
+        n_verify: int,
+        mode: SelectMode,
+        out: Tensor,
+        processing: Processing | None,
+    ) -> None:
+        """All of `select` but the argmax, which out[:, 0] holds; logits [N, limit] fp32."""
+        drawn = 0 if mode == "greedy" else n_verify
+        if processing is None:
+            self._draw(logits, temperature, uniform, sampling, drawn, mode, out)
+            return
+        head = logits[:n_verify]
+        raw = head if processing.logprob_ids is None else head.clone()
+        process(head, processing)
+        _argmax(head, out[:n_verify])
+        self._draw(logits, temperature, uniform, sampling, drawn, mode, out)
+        write_logprobs(raw, out[:n_verify, 0], processing)
 
     def _draw(
         self,
@@ -294,6 +311,7 @@ class _CpuOps:
             rows,
             logits.shape[1],
             logits.data_ptr(),
+            logits.stride(0),
             temperature.data_ptr(),
             uniform.data_ptr(),
             sampling.data_ptr(),
@@ -337,6 +355,12 @@ class _CpuOps:
         return lambda: executor.run(program)
 
 
+def _argmax(logits: Tensor, out: Tensor) -> None:
+    """The rows' largest logits to out[:, 0], ties to the lowest id; -1 where it is not finite."""
+    peak, token = logits.max(dim=-1)
+    out[:, 0] = torch.where(torch.isfinite(peak), token, -1)
+
+
 def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
@@ -345,7 +369,7 @@ def load(request: KernelRequest) -> Mapping[str, object]:
     """The ops by name, over a new team of threads."""
     threads = torch.get_num_threads() if request.num_threads is None else request.num_threads
     executor = _core.CpuExecutor(request.variant or "auto", threads)
-    ops = _CpuOps(executor, request.dtype, request.weight_format)
+    ops = _CpuOps(executor, request.dtype, request.weight_format, WeightStore())
     return {
         "pack_linear": ops.pack_linear,
         "linear": ops.linear,
@@ -357,6 +381,7 @@ def load(request: KernelRequest) -> Mapping[str, object]:
         "causal_attention": ops.causal_attention,
         "silu_mul": ops.silu_mul,
         "head_select": ops.head_select,
+        "process": process,
         "select": ops.select,
         "probabilities": probabilities,
         "kv_commit": ops.kv_commit,

@@ -25,6 +25,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from ptd_engine.kernels.processing import Processing
+
 SelectMode = Literal["greedy", "sample", "filter"]
 # How matrices are stored: in the model's dtype, or quantised when they are packed.
 WeightFormat = Literal["float", "int8", "int4"]
@@ -264,8 +266,27 @@ class SiluMul(Protocol):
         ...
 
 
+class Process(Protocol):
+    """Change the logits of verified rows as a request asks for: see `Processing`.
+
+    Of its contract this is points 1 to 4; `select` does them and the log-probabilities in one.
+    """
+
+    def __call__(self, logits: Tensor, processing: Processing, *, first_row: int = 0) -> None:
+        """Arguments, with their shapes and dtypes.
+
+        logits [M, V] fp32, updated in place, its columns cut to the limit of the vocabulary; row i
+        is row first_row + i of the step, a verified one.
+        """
+        ...
+
+
 class Select(Protocol):
     """The next token of every row, and the ids of its K largest logits.
+
+    With `processing`, rows below n_verify are processed first, and everything below is said of what
+    that makes of them. Ids from vocab_limit on stand for no token: they are never chosen, listed or
+    given mass, and may hold anything, NaN included.
 
     out[i, 0] is the argmax (ties to the lowest id) where temperature[i] is 0, mode is "greedy" or i
     >= n_verify. Elsewhere it is drawn from `probabilities` by inverse CDF in id order: the first id
@@ -284,12 +305,16 @@ class Select(Protocol):
         n_verify: int,
         mode: SelectMode,
         out: Tensor,
+        vocab_limit: int | None = None,
+        processing: Processing | None = None,
     ) -> None:
         """Arguments, with their shapes and dtypes.
 
         logits [N, V] dtype; temperature, uniform [N] fp32, uniform in [0, 1); sampling [4] fp32
         (top_k, top_p, min_p, 0; see `probabilities`), read in mode "filter" only; n_verify: rows
-        below it may sample; out [N, 1 + K] int32, written, 1 <= 1 + K <= V.
+        below it may sample; out [N, 1 + K] int32, written, 1 <= 1 + K <= vocab_limit; vocab_limit:
+        1 to V, None for V; processing: None leaves the logits as they are; with it their rows below
+        n_verify may be overwritten.
         """
         ...
 
@@ -297,8 +322,9 @@ class Select(Protocol):
 class HeadSelect(Protocol):
     """`linear` with the output matrix and `select`, in one.
 
-    A backend may leave out the logits that no row needs: of `logits` only the rows that sample, and
-    all of them where successors are asked for (K > 0), are sure to be written.
+    A backend may leave out the logits that no row needs: of `logits` only the rows that sample or
+    are processed, and all of them where successors are asked for (K > 0), are sure to be written,
+    and those that are processed may hold what that made of them.
     """
 
     def __call__(
@@ -313,6 +339,8 @@ class HeadSelect(Protocol):
         n_verify: int,
         mode: SelectMode,
         out: Tensor,
+        vocab_limit: int | None = None,
+        processing: Processing | None = None,
     ) -> None:
         """Arguments, with their shapes and dtypes.
 
@@ -404,6 +432,7 @@ class Ops:
     causal_attention: CausalAttention
     silu_mul: SiluMul
     head_select: HeadSelect
+    process: Process
     select: Select
     probabilities: Probabilities
     kv_commit: KVCommit

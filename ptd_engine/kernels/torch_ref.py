@@ -21,7 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ptd_engine.kernels.ops import LinearWeight, SelectMode, StepScratch
+from ptd_engine.kernels.processing import Processing
 from ptd_engine.kernels.request import KernelRequest
+from ptd_engine.kernels.torch_process import process
 from ptd_engine.kernels.torch_select import probabilities, select
 
 _PACKED = "onednn-packed"
@@ -91,10 +93,22 @@ def head_select(
     n_verify: int,
     mode: SelectMode,
     out: Tensor,
+    vocab_limit: int | None = None,
+    processing: Processing | None = None,
 ) -> None:
     """See `ops.HeadSelect`."""
     linear(hidden, weight, logits)
-    select(logits, temperature, uniform, sampling, n_verify=n_verify, mode=mode, out=out)
+    select(
+        logits,
+        temperature,
+        uniform,
+        sampling,
+        n_verify=n_verify,
+        mode=mode,
+        out=out,
+        vocab_limit=vocab_limit,
+        processing=processing,
+    )
 
 
 def _rms(x: Tensor, eps: float) -> Tensor:
@@ -298,6 +312,7 @@ def load(request: KernelRequest) -> Mapping[str, object]:
         "tree_attention": tree_attention,
         "causal_attention": causal_attention,
         "silu_mul": silu_mul,
+        "process": process,
         "select": select,
         "probabilities": probabilities,
         "kv_commit": kv_commit,

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from ptd_engine.kernels.ops import SelectMode
+from ptd_engine.kernels.processing import Processing
+from ptd_engine.kernels.torch_process import process, write_logprobs
 
 
 def _masses(logits: Tensor, temperature: Tensor) -> Tensor:
@@ -56,19 +58,40 @@ def select(
     n_verify: int,
     mode: SelectMode,
     out: Tensor,
+    vocab_limit: int | None = None,
+    processing: Processing | None = None,
 ) -> None:
     """See `ops.Select`."""
+    logits = logits[:, :vocab_limit]
     peak, token = logits.max(dim=-1)
+    head = logits[:n_verify]
+    raw = head
+    if processing is not None:
+        raw = head.float()
+        head = raw if processing.logprob_ids is None else raw.clone()
+        process(head, processing)
+        peak[:n_verify], token[:n_verify] = head.max(dim=-1)
     if mode != "greedy":
-        head = logits[:n_verify]
-        masses = _masses(head, temperature[:n_verify])
-        if mode == "filter":
-            masses = _filter(masses, head, sampling)
-        cumulative = masses.cumsum(-1)
-        threshold = uniform[:n_verify].double().unsqueeze(-1) * cumulative[:, -1:]
-        drawn = torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
-        drawn = drawn.clamp_(max=logits.shape[-1] - 1)
+        drawn = _draw(head, temperature[:n_verify], uniform[:n_verify], sampling, mode)
         token[:n_verify] = torch.where(temperature[:n_verify] > 0, drawn, token[:n_verify])
     out[:, 0] = torch.where(torch.isfinite(peak), token, -1)
-    if out.shape[1] > 1:
-        out[:, 1:] = logits.topk(out.shape[1] - 1, dim=-1).indices
+    successors = out.shape[1] - 1
+    if successors > 0:
+        out[:, 1:] = logits.topk(successors, dim=-1).indices
+        if processing is not None:
+            out[:n_verify, 1:] = head.topk(successors, dim=-1).indices
+    if processing is not None:
+        write_logprobs(raw, out[:n_verify, 0], processing)
+
+
+def _draw(
+    logits: Tensor, temperature: Tensor, uniform: Tensor, sampling: Tensor, mode: SelectMode
+) -> Tensor:
+    """[M] ids by inverse CDF."""
+    masses = _masses(logits, temperature)
+    if mode == "filter":
+        masses = _filter(masses, logits, sampling)
+    cumulative = masses.cumsum(-1)
+    threshold = uniform.double().unsqueeze(-1) * cumulative[:, -1:]
+    drawn = torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
+    return drawn.clamp_(max=logits.shape[-1] - 1)

@@ -2,5 +2,6 @@
 
 from ptd_engine.runner.buffers import PlanView, StepBuffers
 from ptd_engine.runner.eager import EagerRunner, Runner
+from ptd_engine.runner.request_logits import LogitRules, RequestLogits
 
-__all__ = ["EagerRunner", "PlanView", "Runner", "StepBuffers"]
+__all__ = ["EagerRunner", "LogitRules", "PlanView", "RequestLogits", "Runner", "StepBuffers"]

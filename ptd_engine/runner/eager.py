@@ -17,6 +17,7 @@ from ptd_engine.kernels import Record, SelectMode
 from ptd_engine.kv_cache import KVCache
 from ptd_engine.model import CausalLM, ForwardBuffers
 from ptd_engine.runner.buffers import FILTERS, MOVES_ROWS, SAMPLES, StepBuffers
+from ptd_engine.runner.request_logits import LogitRules, RequestLogits
 
 PREFILL_CHUNK = 512  # rows: bounds the activations; larger chunks gain nothing on a CPU
 
@@ -49,6 +50,10 @@ class Runner(Protocol):
         """Where the session writes the next plan."""
         ...
 
+    def begin(self, rules: LogitRules | None) -> None:
+        """Take the rules of the next request, before its prefill; None: its logits stay as is."""
+        ...
+
     def prefill(self, token_ids: Sequence[int], *, prompt_len: int) -> None:
         """Start a sequence: cache the keys and values of these tokens from position 0.
 
@@ -67,6 +72,24 @@ class Runner(Protocol):
 
     def probabilities(self) -> npt.NDArray[np.float64]:
         """Processed distributions of the last step's root and candidate rows, [n_verify, V]."""
+        ...
+
+    def choose(self, row: int, processor: Callable[[Tensor], Tensor]) -> int:
+        """Next token of a verified row of the last step by way of a user's function of its logits;
+        a host sync each. See `RequestLogits.choose`.
+        """
+        ...
+
+    def logprobs(
+        self, rows: Sequence[int]
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """Ids and log-probabilities of rows of the last step, [len(rows), 1 + k] each: the chosen
+        token, then the k likeliest. Only where the rules ask for them.
+        """
+        ...
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Take note of what a step has added to the output, before the next one."""
         ...
 
 
@@ -89,6 +112,7 @@ class EagerRunner:
         top_k: int = 0,
         node_buckets: Sequence[int] = (),
         prefill_chunk: int = PREFILL_CHUNK,
+        vocab_limit: int | None = None,
     ) -> None:
         """Allocate everything a generation needs.
 
@@ -98,6 +122,8 @@ class EagerRunner:
             max_nodes: rows of the largest step, root included.
             node_buckets: row counts that a step is padded to; empty: a step has exactly its rows,
                 which suits a CPU, where padding costs time.
+            vocab_limit: ids from here on stand for no token and are never chosen (the padding of a
+                model's output matrix); None: there are none such.
 
         Raises:
             ConfigError: the cache does not fit, or the rotary table is too short.
@@ -118,6 +144,8 @@ class EagerRunner:
         self.top_k: int = top_k
         self.node_buckets: Sequence[int] = tuple(node_buckets)
         self.prefill_chunk = min(prefill_chunk, max_seq_len)
+        self.vocab_limit = config.vocab_size if vocab_limit is None else vocab_limit
+        self._request: RequestLogits | None = None
         self.buffers = StepBuffers(rows, max_path, top_k, device)
         # Behind the last position lie the rows of a step's tree, and of a no-op commit entry.
         self.cache = KVCache(
@@ -141,6 +169,18 @@ class EagerRunner:
     def staging(self) -> npt.NDArray[np.uint8]:
         """See `Runner`."""
         return self.buffers.staging
+
+    def begin(self, rules: LogitRules | None) -> None:
+        """See `Runner`."""
+        self._request = None
+        if rules is not None:
+            self._request = RequestLogits(
+                rules,
+                vocab_size=self.model.config.vocab_size,
+                vocab_limit=self.vocab_limit,
+                max_nodes=self.max_nodes,
+                device=self.model.device,
+            )
 
     @torch.inference_mode()
     def prefill(self, token_ids: Sequence[int], *, prompt_len: int) -> None:
@@ -181,6 +221,8 @@ class EagerRunner:
             self._replay(n_bucket, ops.record)
         else:
             self._forward(n_bucket, header.prefix_len + n_bucket, exact_bound=True)
+        request = self._request
+        row_by_row = request is not None and request.row_by_row
         ops.head_select(
             self.activations.normed[:n_bucket],
             self.model.weights.lm_head,
@@ -189,8 +231,10 @@ class EagerRunner:
             plan.uniform,
             plan.sampling,
             n_verify=header.n_verify,
-            mode=_select_mode(header.flags),
+            mode="greedy" if row_by_row else _select_mode(header.flags),
             out=self.buffers.output[:n_bucket],
+            vocab_limit=self.vocab_limit,
+            processing=None if request is None or row_by_row else request.processing(plan),
         )
         self.buffers.download(n_bucket)
         if self._done is not None:
@@ -231,15 +275,39 @@ class EagerRunner:
         """See `Runner`."""
         n = self.buffers.header().n_verify
         plan = self.buffers.view(self._launched)
-        probs: Tensor = self.model.ops.probabilities(
-            self._last_logits(n), plan.temperature[:n], plan.sampling
-        )
+        logits = self._last_logits(n)[:, : self.vocab_limit]
+        if self._request is not None:
+            logits = logits.float()
+            self.model.ops.process(logits, self._request.processing(plan))
+        probs: Tensor = self.model.ops.probabilities(logits, plan.temperature[:n], plan.sampling)
         return np.ascontiguousarray(probs.cpu().numpy(), dtype=np.float64)
+
+    def choose(self, row: int, processor: Callable[[Tensor], Tensor]) -> int:
+        """See `Runner`."""
+        assert self._request is not None  # rules that say row_by_row
+        with torch.inference_mode():
+            hidden = self.activations.normed[row : row + 1]
+            logits = self.model.logits(hidden, self._logits[row : row + 1])
+        mode = _select_mode(self.buffers.header().flags)
+        plan = self.buffers.view(self._launched)
+        return self._request.choose(row, logits, plan, processor, self.model.ops, mode)
+
+    def logprobs(
+        self, rows: Sequence[int]
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """See `Runner`."""
+        assert self._request is not None  # rules that ask for them
+        return self._request.logprobs(rows)
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """See `Runner`."""
+        if self._request is not None:
+            self._request.extend(token_ids)
 
     @torch.inference_mode()
     def top2_gap(self, row: int = 0) -> float:
         """Difference of the two largest logits of a row of the last step (for reports)."""
-        best = self._last_logits(row + 1)[row].float().topk(2).values
+        best = self._last_logits(row + 1)[row, : self.vocab_limit].float().topk(2).values
         return float(best[0] - best[1])
 
     def _last_logits(self, rows: int) -> Tensor:

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from ptd_engine import _core
+from ptd_engine.runner import LogitRules
 
 NextToken = Callable[[list[int]], int]
 """The token after a context; -1 where a model's logits would not be finite."""
@@ -113,6 +115,10 @@ class ToyRunner:
         self.prefills = self.steps = 0
         self._output: npt.NDArray[np.int32] = np.zeros((0, 1), np.int32)
 
+    def begin(self, rules: LogitRules | None) -> None:
+        """See `Runner`: a model without logits has none to process."""
+        assert rules is None, "use a TableRunner"
+
     def prefill(self, token_ids: Sequence[int], *, prompt_len: int) -> None:
         """See `Runner`."""
         self.prefills += 1
@@ -156,3 +162,16 @@ class ToyRunner:
         """See `Runner`: all mass on the next token."""
         tokens = self._output[: self.plan.n_verify, 0]
         return np.eye(self.vocab_size)[tokens] * np.where(tokens < 0, np.nan, 1.0)[:, None]
+
+    def choose(self, row: int, processor: Callable[[Tensor], Tensor]) -> int:
+        """See `Runner`."""
+        raise NotImplementedError("a model without logits: use a TableRunner")
+
+    def logprobs(
+        self, rows: Sequence[int]
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """See `Runner`."""
+        raise NotImplementedError("a model without logits: use a TableRunner")
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """See `Runner`."""

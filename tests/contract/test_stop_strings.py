@@ -186,7 +186,6 @@ def test_a_fault_in_the_check_fails_the_request_only(blocks: tuple[int, ...]) ->
         ({"stop": [2]}, r"stop\[0\]=2.*stop_token_ids"),
         ({"stop": b"a"}, "stop=b'a'"),
         ({"stop": 2}, "stop=2"),
-        ({"stop": None}, "stop=None"),
         ({"include_stop_str": 1}, "include_stop_str=1"),
         ({"ignore_eos": "no"}, "ignore_eos='no'"),
         ({"max_new_tokens": "5"}, "max_new_tokens='5'.*context limit"),

@@ -45,7 +45,11 @@ def test_bad_sampling_values_are_named(field: str, value: Any) -> None:
 @pytest.mark.parametrize("setting", [{"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 40}])
 def test_filters_without_temperature_are_contradictory(setting: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="temperature"):
-        SamplingParams(**setting)
+        SamplingParams(temperature=0.0, **setting)
+    # Left open, the temperature may still come from a model's generation_config.json.
+    with pytest.raises(ConfigError, match="temperature"):
+        SamplingParams(**setting).resolved()
+    assert SamplingParams(**setting).resolved({"temperature": 0.5}).temperature == 0.5
 
 
 @pytest.mark.parametrize(

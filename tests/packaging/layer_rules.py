@@ -37,7 +37,9 @@ PYTHON_RULES: Mapping[str, Rule] = {
     "_core": _rule(set(), "numpy"),
     # 4: the standard library only
     "errors": _rule(set()),
-    "config": _rule({"errors"}),
+    "checks": _rule({"errors"}),
+    "sampling": _rule({"errors", "checks"}, "torch"),  # a type only
+    "config": _rule({"errors", "checks", "sampling"}),
     "metrics": _rule({"errors"}),
     "outputs": _rule({"errors", "config", "metrics"}),
     # 5: siblings, except that a tokenizer may be read from a checkpoint's header
@@ -68,7 +70,7 @@ PYTHON_RULES: Mapping[str, Rule] = {
     "__main__": _rule({"cli", FACADE}),
     # 10: for tests, benchmarks and examples; nothing below may need it
     "testing": _rule(
-        _EXECUTION | {"_core", "drafters", "hub", "text"},
+        _EXECUTION | {"_core", "drafters", "hub", "text", "runner"},
         *("torch", "numpy", "transformers", "tokenizers", "safetensors", "gguf"),
     ),
 }

@@ -23,6 +23,14 @@ class StopCheck {
   virtual bool stops_at(TokenId token) = 0;
 };
 
+// The next token of a row, asked for when the walk has come to that row and its token is in the
+// output: what the rows further down hold may depend on what was accepted so far.
+class RowTokens {
+ public:
+  virtual ~RowTokens() = default;
+  virtual TokenId next(NodeId row) = 0;
+};
+
 struct SessionParams {
   int max_new_tokens = 128;  // >= 0; 0 finishes at once
   float temperature = 0.0f;  // 0 = greedy
@@ -80,6 +88,10 @@ class Session {
   StepResult commit(Span<const TokenId> output);
   // The same with Algorithm 2's walk over processed distributions [n_verify, vocab].
   StepResult commit_recursive(Span<const TokenId> output, Span<const double> probs, int vocab);
+  // The same with next tokens asked for one at a time: of the root, then of the first child that
+  // holds the token just emitted, and so on. None is asked for that could not enter the output, so
+  // there are as many calls as tokens. Of `output` the drafter learns, the walk reads nothing.
+  StepResult commit_lazily(Span<const TokenId> output, RowTokens& rows);
 
   // KV rows that are committed once the pending moves ran: prompt + emitted - 1.
   int kv_len() const { return static_cast<int>(tokens_.size()) - 1; }
@@ -87,13 +99,20 @@ class Session {
   Span<const TokenId> output_tokens() const;
   int prompt_len() const { return prompt_len_; }
   const TreeBuilder& tree() const { return tree_; }
+  // Rows whose tokens the last step accepted, from the root down. The step's tokens are the next
+  // tokens of row 0 and of these rows.
+  Span<const NodeId> accepted_rows() const { return path_; }
   const SessionStats& stats() const { return stats_; }
 
  private:
-  StepResult finish_step(Span<const TokenId> output, TokenId last_token);
+  template <typename Emit>
+  StepResult finish_step(Span<const TokenId> output, const Emit& emit_step);
   void check_output(Span<const TokenId> output) const;
   int bucket_for(int n_nodes) const;
   int emit_path(TokenId last_token);
+  int emit_lazily(RowTokens& rows);
+  NodeId child_of(NodeId row, TokenId token) const;
+  [[noreturn]] void throw_not_finite() const;
   bool emit(TokenId token);
   void require_planned() const;
 
