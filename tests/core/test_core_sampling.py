@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 import pytest
+from reference.chi_square import p_value
 from reference.philox import philox_uniform as reference_uniform
 from reference.toy_models import hashed
 from reference.verification import accept_child, accept_child_as_printed, inverse_cdf
@@ -82,29 +82,6 @@ CASES = [
     ),
     Case("top_3", [7, 6, 1, 2, 3, 4], [-1, 0, 0, 0, 2, 2], processed_rows(11, 6, 3)),
 ]
-
-
-def p_value(counts: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
-    """Pearson's chi-square, rare outcomes pooled; Wilson and Hilferty's normal approximation."""
-    assert all(law.get(outcome, 0.0) > 0.0 for outcome in counts)
-    total = counts.total()
-    cells: list[tuple[float, float]] = []
-    rare_seen = rare_expected = 0.0
-    for outcome, probability in law.items():
-        if probability * total < 10:
-            rare_seen += counts[outcome]
-            rare_expected += probability * total
-        else:
-            cells.append((counts[outcome], probability * total))
-    if rare_expected >= 10:
-        cells.append((rare_seen, rare_expected))
-    freedom = len(cells) - 1
-    statistic = sum((seen - expected) ** 2 / expected for seen, expected in cells)
-    if freedom == 0:
-        return 1.0
-    spread = 2 / (9 * freedom)
-    z = ((statistic / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
-    return 0.5 * math.erfc(z / math.sqrt(2))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
