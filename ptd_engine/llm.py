@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from typing import Literal
 
 import torch
 
@@ -36,7 +35,6 @@ _log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, str]
-GenerationConfig = Literal["auto", "none"]
 
 
 class LLM:
@@ -68,7 +66,7 @@ class LLM:
         drafter: DrafterSpec = "ptd",
         kernels: str = "auto",
         num_threads: int | None = None,
-        generation_config: GenerationConfig = "auto",
+        generation_config: str = "auto",
     ) -> LLM:
         """Load a checkpoint.
 

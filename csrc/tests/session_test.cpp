@@ -203,6 +203,55 @@ void rules_that_meet_at_one_token() {
   CHECK(never->asked.size() == 2);
 }
 
+// The plain output, told token by token; notes the rows that were asked about.
+class Told final : public ptd::RowTokens {
+ public:
+  Told(const Session& session, const std::vector<TokenId>& output)
+      : session_(session), output_(output) {}
+  TokenId next(ptd::NodeId row) override {
+    rows.push_back(row);
+    return output_.at(session_.output_tokens().size());  // what leads to the row is out already
+  }
+  std::vector<ptd::NodeId> rows;
+
+ private:
+  const Session& session_;
+  const std::vector<TokenId>& output_;
+};
+
+void a_lazy_walk_asks_once_a_token_and_ends_as_the_other_does() {
+  const auto output = plain_output(20);
+  const std::vector<TokenId> chain(output.begin(), output.begin() + 9);
+  for (int budget = 1; budget <= 12; ++budget) {
+    const auto drafter =
+        std::make_shared<ForcedChains>(std::vector<std::vector<TokenId>>{chain, {0, 0}});
+    ptd::SessionParams params;
+    params.max_new_tokens = budget;
+    const auto expected = decode(kPrompt, drafter, params, 1000);
+    drafter->observed.clear();
+    Session session(kPrompt, drafter, params, {1000, 64, 0, ptd::kMaxTreeNodes, 37, {}});
+    std::vector<std::uint64_t> block(session.plan_bytes() / sizeof(std::uint64_t));
+    Told told(session, output);
+    while (!session.finished()) {
+      session.plan(reinterpret_cast<unsigned char*>(block.data()), session.plan_bytes());
+      const std::vector<TokenId> unread(static_cast<std::size_t>(session.tree().size()), -1);
+      const std::size_t asked = told.rows.size();
+      const auto step = session.commit_lazily(unread, told);
+      CHECK(told.rows.size() == asked + step.tokens.size() && told.rows[asked] == 0);
+      const auto accepted = session.accepted_rows();
+      CHECK(accepted.size() == static_cast<std::size_t>(step.accepted));
+      for (std::size_t i = 1; i < step.tokens.size(); ++i) {
+        CHECK(told.rows[asked + i] == accepted[i - 1]);
+      }
+    }
+    const auto tokens = session.output_tokens();
+    CHECK(std::vector<TokenId>(tokens.begin(), tokens.end()) == expected.tokens);
+    CHECK(drafter->observed == expected.tokens);
+    CHECK(session.stats().accepted_histogram == expected.stats.accepted_histogram);
+    CHECK(session.kv_len() == session.prompt_len() + budget - 1);
+  }
+}
+
 // A step that throws, in the check or in the drafter, leaves output and counters as before it.
 void a_step_that_throws_fails_the_session_only() {
   const auto output = plain_output(6);
@@ -252,6 +301,7 @@ int main() {
   stops_and_limits_cut_exactly();
   a_stop_check_is_asked_once_a_token_and_in_order();
   rules_that_meet_at_one_token();
+  a_lazy_walk_asks_once_a_token_and_ends_as_the_other_does();
   a_step_that_throws_fails_the_session_only();
   missing_prediction_fails_the_request_only();
 }

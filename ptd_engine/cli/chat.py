@@ -23,11 +23,12 @@ _HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C cancels
 def chat(
     model: opt.Model,
     max_new_tokens: opt.MaxNewTokens = 512,
-    temperature: opt.Temperature = 0.0,
-    top_k: opt.TopK = 0,
-    top_p: opt.TopP = 1.0,
-    min_p: opt.MinP = 0.0,
+    temperature: opt.Temperature = None,
+    top_k: opt.TopK = None,
+    top_p: opt.TopP = None,
+    min_p: opt.MinP = None,
     seed: opt.Seed = 0,
+    generation_config: opt.GenerationConfig = "auto",
     drafter: opt.Drafter = "ptd",
     width: opt.Width = None,
     depth: opt.Depth = None,
@@ -60,6 +61,7 @@ def chat(
         drafter=spec,
         kernels=kernels,
         num_threads=num_threads,
+        generation_config=generation_config,
     )
     chat_form(llm, True)
     with contextlib.suppress(ImportError):  # importing it gives input() line editing and history

@@ -12,7 +12,7 @@ from ptd_engine.cli.prompts import PromptItem, collect
 from ptd_engine.cli.report import summary, write_json, write_stream
 from ptd_engine.cli.requests import chat_form, encode
 from ptd_engine.config import SamplingParams
-from ptd_engine.errors import PTDError
+from ptd_engine.errors import ConfigError, PTDError
 
 if TYPE_CHECKING:
     from ptd_engine.llm import LLM
@@ -31,16 +31,29 @@ def generate(
         typer.Option(
             "--json",
             help="Print one object a prompt and nothing else: id, text, token_ids, finish_reason, "
-            "usage, stats; or id, error.",
+            "usage, stats, with --logprobs also logprobs; or id, error.",
         ),
     ] = False,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K",
+            help="With --json: the log-probability of every token, and the K likeliest ones.",
+            show_default=False,
+        ),
+    ] = None,
     max_new_tokens: opt.MaxNewTokens = 128,
     stop: opt.Stop = None,
-    temperature: opt.Temperature = 0.0,
-    top_k: opt.TopK = 0,
-    top_p: opt.TopP = 1.0,
-    min_p: opt.MinP = 0.0,
+    temperature: opt.Temperature = None,
+    top_k: opt.TopK = None,
+    top_p: opt.TopP = None,
+    min_p: opt.MinP = None,
+    repetition_penalty: opt.RepetitionPenalty = None,
+    presence_penalty: opt.PresencePenalty = 0.0,
+    frequency_penalty: opt.FrequencyPenalty = 0.0,
+    min_new_tokens: opt.MinNewTokens = 0,
     seed: opt.Seed = 0,
+    generation_config: opt.GenerationConfig = "auto",
     drafter: opt.Drafter = "ptd",
     width: opt.Width = None,
     depth: opt.Depth = None,
@@ -63,9 +76,16 @@ def generate(
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        min_new_tokens=min_new_tokens,
         seed=seed,
-        stop=stop or (),
+        stop=stop or None,
+        logprobs=logprobs,
     )
+    if logprobs is not None and not as_json:
+        raise ConfigError.for_field("--logprobs", logprobs, "nothing without --json")
     from ptd_engine.llm import LLM
 
     llm = LLM.from_pretrained(
@@ -76,6 +96,7 @@ def generate(
         drafter=spec,
         kernels=kernels,
         num_threads=num_threads,
+        generation_config=generation_config,
     )
     as_chat = chat_form(llm, chat)
     answer = _answer_json if as_json else _answer_text
@@ -104,6 +125,9 @@ def _answer_text(llm: LLM, item: PromptItem, params: SamplingParams, as_chat: bo
 
 def _answer_json(llm: LLM, item: PromptItem, params: SamplingParams, as_chat: bool) -> None:
     output = llm.generate(encode(llm, item.text, as_chat=as_chat), params)
+    reported = {}
+    if output.logprobs is not None:
+        reported["logprobs"] = [entry.as_dict() for entry in output.logprobs]
     write_json(
         {
             "id": item.id,
@@ -112,5 +136,6 @@ def _answer_json(llm: LLM, item: PromptItem, params: SamplingParams, as_chat: bo
             "finish_reason": output.finish_reason,
             "usage": asdict(output.usage),
             "stats": output.stats.as_dict(),
+            **reported,
         }
     )

@@ -77,18 +77,51 @@ Stop = Annotated[
         show_default=False,
     ),
 ]
-Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+# Without a value, what --generation-config says.
+Temperature = Annotated[
+    float | None, typer.Option(help="0 is greedy. Default: 0.", show_default=False)
+]
 TopK = Annotated[
-    int,
-    typer.Option(help="Keep the k likeliest tokens; 0 is off."),
+    int | None,
+    typer.Option(help="Keep the k likeliest tokens. Default: 0, off.", show_default=False),
 ]
 TopP = Annotated[
-    float,
-    typer.Option(help="Keep the likeliest tokens of this mass; 1 is off."),
+    float | None,
+    typer.Option(
+        help="Keep the likeliest tokens of this mass. Default: 1, off.", show_default=False
+    ),
 ]
 MinP = Annotated[
-    float,
-    typer.Option(help="Keep tokens at least this fraction as likely as the likeliest; 0 is off."),
+    float | None,
+    typer.Option(
+        help="Keep tokens at least this fraction as likely as the likeliest. Default: 0, off.",
+        show_default=False,
+    ),
+]
+RepetitionPenalty = Annotated[
+    float | None,
+    typer.Option(
+        help="Divide positive logits of tokens that prompt or answer hold by this, and multiply "
+        "negative ones. Default: 1, off.",
+        show_default=False,
+    ),
+]
+PresencePenalty = Annotated[
+    float, typer.Option(help="Taken off the logits of tokens that the answer holds; 0 is off.")
+]
+FrequencyPenalty = Annotated[
+    float, typer.Option(help="Taken off them for each time that it holds them; 0 is off.")
+]
+MinNewTokens = Annotated[
+    int, typer.Option(metavar="N", help="Tokens before an end-of-sequence or stop id may come.")
+]
+GenerationConfig = Annotated[
+    str,
+    typer.Option(
+        help="auto: the model's generation_config.json fills what is not set here (--temperature, "
+        "--top-k, --top-p, --min-p, --repetition-penalty and stop strings), and a warning says "
+        "with what; none: it does not."
+    ),
 ]
 Seed = Annotated[
     int,

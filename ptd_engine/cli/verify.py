@@ -60,11 +60,16 @@ def verify(
     limit: opt.Limit = None,
     chat: opt.Chat = None,
     max_new_tokens: opt.MaxNewTokens = 128,
-    temperature: opt.Temperature = 0.0,
-    top_k: opt.TopK = 0,
-    top_p: opt.TopP = 1.0,
-    min_p: opt.MinP = 0.0,
+    temperature: opt.Temperature = None,
+    top_k: opt.TopK = None,
+    top_p: opt.TopP = None,
+    min_p: opt.MinP = None,
+    repetition_penalty: opt.RepetitionPenalty = None,
+    presence_penalty: opt.PresencePenalty = 0.0,
+    frequency_penalty: opt.FrequencyPenalty = 0.0,
+    min_new_tokens: opt.MinNewTokens = 0,
     seed: opt.Seed = 0,
+    generation_config: opt.GenerationConfig = "auto",
     drafter: opt.Drafter = "ptd",
     width: opt.Width = None,
     depth: opt.Depth = None,
@@ -87,6 +92,10 @@ def verify(
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        min_new_tokens=min_new_tokens,
         seed=seed,
     )
     from ptd_engine.drafters import resolve
@@ -100,9 +109,11 @@ def verify(
         drafter=spec,
         kernels=kernels,
         num_threads=num_threads,
+        generation_config=generation_config,
     )
     as_chat = chat_form(drafted, chat)
     plain = drafted.with_drafter("none")
+    params = drafted.resolve(params)
     done: list[_Comparison] = []
     errors: list[dict[str, str]] = []
     for item in _with_progress(items):
@@ -124,7 +135,7 @@ def verify(
             "dtype": drafted.model.precision,
             "device": str(drafted.model.device),
             "kernels": {choice.op: choice.backend for choice in drafted.model.ops.describe()},
-            "temperature": temperature,
+            "temperature": params.temperature,
             "seed": seed,
             "max_new_tokens": max_new_tokens,
             "prompts": len(done),
@@ -149,7 +160,8 @@ def _compare(
     gap = None
     if params.temperature == 0 and position < len(reference.token_ids):
         # Plain decoding makes one token a step: stopped there, the runner still has its logits.
-        plain.generate(ids, replace(params, max_new_tokens=position + 1))
+        least = min(params.min_new_tokens, position + 1)
+        plain.generate(ids, replace(params, max_new_tokens=position + 1, min_new_tokens=least))
         gap = _last_gap(plain)
     return _Comparison(name, ours.stats, Divergence(name, position, gap))
 

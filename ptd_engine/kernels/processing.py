@@ -30,7 +30,7 @@ class Processing:
         mask: [N, W] int64, of the plan.
         positions: [N] int32, of the plan.
         counts: [2, V] int32 or None (no penalties): how often prompt and output, the last token
-            included, hold each id. The caller adds a step's tokens after the step.
+            included, hold each id. The caller adds a step's tokens before the next step.
         penalties: [4] fp32: repetition, presence, frequency, 0; None with `counts`.
         bias_ids, bias_values: [B] int32 and fp32, or None. Ids are distinct and below the limit of
             the vocabulary; -1 is no entry.

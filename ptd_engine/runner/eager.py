@@ -222,6 +222,8 @@ class EagerRunner:
         else:
             self._forward(n_bucket, header.prefix_len + n_bucket, exact_bound=True)
         request = self._request
+        if request is not None:
+            request.advance()
         row_by_row = request is not None and request.row_by_row
         ops.head_select(
             self.activations.normed[:n_bucket],
@@ -275,10 +277,7 @@ class EagerRunner:
         """See `Runner`."""
         n = self.buffers.header().n_verify
         plan = self.buffers.view(self._launched)
-        logits = self._last_logits(n)[:, : self.vocab_limit]
-        if self._request is not None:
-            logits = logits.float()
-            self.model.ops.process(logits, self._request.processing(plan))
+        logits = self._last_logits(n)
         probs: Tensor = self.model.ops.probabilities(logits, plan.temperature[:n], plan.sampling)
         return np.ascontiguousarray(probs.cpu().numpy(), dtype=np.float64)
 
@@ -306,13 +305,23 @@ class EagerRunner:
 
     @torch.inference_mode()
     def top2_gap(self, row: int = 0) -> float:
-        """Difference of the two largest logits of a row of the last step (for reports)."""
-        best = self._last_logits(row + 1)[row, : self.vocab_limit].float().topk(2).values
+        """Difference of the two largest logits of a row of the last step (for reports), as they are
+        after processing by the request's rules.
+        """
+        best = self._last_logits(row + 1)[row].float().topk(2).values
         return float(best[0] - best[1])
 
     def _last_logits(self, rows: int) -> Tensor:
-        """Logits of the first rows of the last step: `head_select` need not have formed them."""
-        return self.model.logits(self.activations.normed[:rows], self._logits[:rows])
+        """Processed logits of the first rows of the last step, formed anew: `head_select` may not
+        have done so.
+        """
+        logits = self.model.logits(self.activations.normed[:rows], self._logits[:rows])
+        logits = logits[:, : self.vocab_limit]
+        if self._request is not None:
+            logits = logits.float()
+            plan = self.buffers.view(self._launched)
+            self.model.ops.process(logits, self._request.processing(plan))
+        return logits
 
 
 def _select_mode(flags: int) -> SelectMode:

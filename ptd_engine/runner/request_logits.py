@@ -94,6 +94,7 @@ class RequestLogits:
             max_nodes: rows of the largest step.
         """
         self.row_by_row = rules.row_by_row
+        self._entered: list[int] = []
         self._limit = vocab_limit
         self._device = device
         self._counts: Tensor | None = None
@@ -134,8 +135,13 @@ class RequestLogits:
             self._counts[which].index_add_(0, ids, torch.ones_like(ids))
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Count tokens that entered the output."""
-        self._count(1, token_ids)
+        """Take note of tokens that entered the output; they count from the next step on."""
+        self._entered += token_ids
+
+    def advance(self) -> None:
+        """Begin a step: count what entered the output since the last one."""
+        self._count(1, self._entered)
+        self._entered = []
 
     def processing(self, plan: PlanFields) -> Processing:
         """The rules for the rows of a plan."""

@@ -69,6 +69,8 @@ class TableRunner(ToyRunner):
         if plan.flags & SAMPLES and not plan.flags & FILTERS:
             self._mode = "sample"
         processing = None
+        if self._request is not None:
+            self._request.advance()
         if self._request is not None and not row_by_row:
             processing = self._request.processing(self._view)
         out = torch.full((n_bucket, 1), 7777, dtype=torch.int32)

@@ -80,7 +80,16 @@ def test_every_drafter_and_sampling_option_reaches_the_engine(
     monkeypatch.setattr(LLM, "from_pretrained", classmethod(spy_load))
     monkeypatch.setattr(LLM, "generate", spy_generate)
     sampling = {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "seed": 3}
-    loading = {"dtype": "bfloat16", "device": "cpu", "kernels": "torch", "max_seq_len": 100}
+    sampling |= {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": -0.3}
+    sampling |= {"min_new_tokens": 2, "logprobs": 1}
+    loading = {
+        "generation_config": "none",
+        "dtype": "bfloat16",
+        "device": "cpu",
+        "kernels": "torch",
+        "num_threads": 1,
+        "max_seq_len": 100,
+    }
     options = [
         f"--{name.replace('_', '-')}={value}"
         for name, value in (sampling | loading | {"width": 2, "depth": 3}).items()
@@ -89,6 +98,18 @@ def test_every_drafter_and_sampling_option_reaches_the_engine(
     assert result.exit_code == 0, result.output
     assert seen.pop("params") == SamplingParams(max_new_tokens=12, **sampling)  # type: ignore[arg-type]
     assert seen == {**loading, "drafter": PTDConfig(width=2, depth=3)}
+
+
+def test_logprobs_are_reported_a_token(run: Run, chat_model: str) -> None:
+    result = run("generate", chat_model, "--prompt", "x", "--json", "--logprobs", 2, *SHORT)
+    (line,) = json_lines(result)
+    assert [entry["token_id"] for entry in line["logprobs"]] == line["token_ids"]
+    for entry in line["logprobs"]:
+        assert entry["top"][0]["logprob"] == entry["logprob"] < 0  # greedy
+        assert len(entry["top"]) == 2
+    assert "logprobs" not in json_lines(run("generate", chat_model, "--prompt", "x", "--json"))[0]
+    refused = run("generate", chat_model, "--prompt", "x", "--logprobs", 2)
+    assert refused.exit_code == 2 and "--logprobs=2" in refused.stderr
 
 
 def test_a_bad_prompt_of_a_file_does_not_stop_the_others(
