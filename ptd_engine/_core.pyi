@@ -142,6 +142,7 @@ class PTDDrafter(Drafter):
         pool_nodes_per_key: int = 60,
         pool_max_keys: int = 4096,
         recycle_verified: bool = False,
+        share_pool: bool = False,
         seed: int = 0,
         eos_ids: Sequence[int] = (),
     ) -> None: ...

@@ -27,6 +27,9 @@ class PTDConfig:
         pool_max_keys: last tokens the pool keeps, least recently used out.
         recycle_verified: merge the verified rows with their own predictions into the pool, as the
             draft tree is (the released code does it in part). Pays where the draft tree is small.
+        share_pool: keep the pool from one request to the next instead of beginning with an empty
+            one. Pays where requests resemble each other; how fast a request is then depends on
+            those before it, its output does not.
         seed: of the initial chains, drawn from the prompt. The output never depends on it.
 
     Raises:
@@ -40,6 +43,7 @@ class PTDConfig:
     pool_nodes_per_key: int = 60
     pool_max_keys: int = 4096
     recycle_verified: bool = False
+    share_pool: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -56,6 +60,7 @@ class PTDConfig:
         )
         check_int("pool_nodes_per_key", self.pool_nodes_per_key, 1, 65536)
         check_int("pool_max_keys", self.pool_max_keys, 1, 1 << 24)
-        if not isinstance(self.recycle_verified, bool):
-            raise ConfigError.for_field("recycle_verified", self.recycle_verified, "True or False")
+        for field in ("recycle_verified", "share_pool"):
+            if not isinstance(getattr(self, field), bool):
+                raise ConfigError.for_field(field, getattr(self, field), "True or False")
         check_int("seed", self.seed, 0, MAX_SEED)

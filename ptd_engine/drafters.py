@@ -77,6 +77,7 @@ def make_drafter(
             pool_nodes_per_key=resolved.pool_nodes_per_key,
             pool_max_keys=resolved.pool_max_keys,
             recycle_verified=resolved.recycle_verified,
+            share_pool=resolved.share_pool,
             seed=resolved.seed,
             eos_ids=list(eos_ids),
         )

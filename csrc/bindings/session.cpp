@@ -113,15 +113,16 @@ void bind_drafters(py::module_& m) {
   py::class_<PTDDrafter, Drafter, py::smart_holder>(m, "PTDDrafter")
       .def(py::init([](int width, int depth, int max_draft_nodes, int max_candidate_nodes,
                        int pool_nodes_per_key, int pool_max_keys, bool recycle_verified,
-                       std::uint64_t seed, std::vector<TokenId> eos_ids) {
+                       bool share_pool, std::uint64_t seed, std::vector<TokenId> eos_ids) {
              return std::make_shared<PTDDrafter>(
                  PTDOptions{width, depth, max_draft_nodes, max_candidate_nodes, pool_nodes_per_key,
-                            pool_max_keys, recycle_verified, seed, std::move(eos_ids)});
+                            pool_max_keys, recycle_verified, share_pool, seed, std::move(eos_ids)});
            }),
            py::arg("width") = 4, py::arg("depth") = 6, py::arg("max_draft_nodes") = 96,
            py::arg("max_candidate_nodes") = 60, py::arg("pool_nodes_per_key") = 60,
            py::arg("pool_max_keys") = 4096, py::arg("recycle_verified") = false,
-           py::arg("seed") = 0, py::arg("eos_ids") = std::vector<TokenId>{})
+           py::arg("share_pool") = false, py::arg("seed") = 0,
+           py::arg("eos_ids") = std::vector<TokenId>{})
       .def_property_readonly("draft_tree", &PTDDrafter::draft_tree,
                              py::return_value_policy::reference_internal)
       .def_property_readonly("pool", &PTDDrafter::pool, py::return_value_policy::reference_internal)

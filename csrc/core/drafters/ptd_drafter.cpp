@@ -31,7 +31,7 @@ DrafterNeeds PTDDrafter::needs() const {
 }
 
 void PTDDrafter::begin(Span<const TokenId> prompt) {
-  pool_.clear();
+  if (!options_.share_pool) pool_.clear();
   seed_tokens_.clear();
   for (const TokenId token : prompt) {
     const auto& eos = options_.eos_ids;

@@ -21,6 +21,8 @@ struct PTDOptions {
   // Merge the verified rows too: the root and the candidates, each with its own prediction as a
   // child, go into the pool as the draft tree does. Pays where the draft tree is small.
   bool recycle_verified = false;
+  // Keep the pool from request to request; the caps hold all the same.
+  bool share_pool = false;
   std::uint64_t seed = 0;        // of the initial chains; output never depends on it
   std::vector<TokenId> eos_ids;  // nothing is drafted after them
 };
