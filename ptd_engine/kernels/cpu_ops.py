@@ -287,7 +287,12 @@ class _CpuOps:
         process(head, processing)
         _argmax(head, out[:n_verify])
         self._draw(logits, temperature, uniform, sampling, drawn, mode, out)
-        write_logprobs(raw, out[:n_verify, 0], processing)
+        write_logprobs(raw, out[:n_verify, 0], processing, largest=self._largest)
+
+    def _largest(self, logits: Tensor, out: Tensor) -> None:
+        rows = logits.shape[0]
+        unused = torch.zeros(max(rows, 4))  # every row is an argmax row, and already told
+        self._run_select(logits, unused, unused, unused, False, rows, out)
 
     def _draw(
         self,
@@ -307,6 +312,18 @@ class _CpuOps:
         if drawn < rows:  # the rows behind are argmax rows whatever their temperature says
             temperature = temperature[:rows].clone()
             temperature[drawn:] = 0
+        self._run_select(logits, temperature, uniform, sampling, mode == "filter", rows, out)
+
+    def _run_select(
+        self,
+        logits: Tensor,
+        temperature: Tensor,
+        uniform: Tensor,
+        sampling: Tensor,
+        filters: bool,
+        rows: int,
+        out: Tensor,
+    ) -> None:
         self.executor.select(
             rows,
             logits.shape[1],
@@ -315,8 +332,8 @@ class _CpuOps:
             temperature.data_ptr(),
             uniform.data_ptr(),
             sampling.data_ptr(),
-            mode == "filter",
-            successors,
+            filters,
+            out.shape[1] - 1,
             out.data_ptr(),
             out.stride(0),
         )

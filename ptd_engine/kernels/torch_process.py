@@ -7,6 +7,7 @@ its ancestors are counted from the tree or from the output, nor on the other row
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -36,17 +37,30 @@ def _add(logits: Tensor, ids: Tensor, values: Tensor) -> None:
 def _penalise(
     logits: Tensor, counts: Tensor, penalties: Tensor, processing: Processing, first_row: int
 ) -> None:
+    counts = counts[:, : logits.shape[1]]
+    last = first_row + logits.shape[0]  # ancestors lie in front of a row
+    tokens = processing.token_ids[1:last].long()
+    above = _above(processing.mask, first_row, last)
+    if logits.device.type != "cpu":
+        _apply(logits, counts, penalties, tokens, above)
+        return
+    # A few hundred ids are in play, of tens of thousands. A GPU cannot size a tensor by what it
+    # holds without a sync.
+    ids = counts.sum(0).index_fill_(0, tokens, 1).nonzero().squeeze(1)
+    part = logits[:, ids]
+    _apply(part, counts[:, ids], penalties, torch.searchsorted(ids, tokens), above)
+    logits[:, ids] = part
+
+
+def _apply(
+    logits: Tensor, counts: Tensor, penalties: Tensor, tokens: Tensor, above: Tensor
+) -> None:
+    """Points 2 and 3. tokens [A]: columns of the tree's; above [M, A] int32: what each row sees."""
     repetition, presence, frequency = penalties[0], penalties[1], penalties[2]
-    rows, width = logits.shape
-    counts = counts[:, :width]
-    output = counts[1].expand(rows, width)
-    last = first_row + rows  # ancestors lie in front of a row
-    if last > 1:
-        tokens = processing.token_ids[1:last].long().expand(rows, last - 1)
-        output = output.scatter_add(1, tokens, _above(processing.mask, first_row, last))
-    seen = counts[0] + output > 0
+    rows = logits.shape[0]
+    output = counts[1].expand(rows, -1).scatter_add(1, tokens.expand(rows, -1), above)
     penalised = torch.where(logits < 0, logits * repetition, logits / repetition)
-    torch.where(seen, penalised, logits, out=logits)
+    logits.copy_(torch.where(counts[0] + output > 0, penalised, logits))
     logits -= frequency * output
     logits -= presence * (output > 0)
 
@@ -58,7 +72,13 @@ def _above(mask: Tensor, first_row: int, last: int) -> Tensor:
     return ((words >> (node & 63)) & 1).int()
 
 
-def write_logprobs(raw: Tensor, tokens: Tensor, processing: Processing, first_row: int = 0) -> None:
+def write_logprobs(
+    raw: Tensor,
+    tokens: Tensor,
+    processing: Processing,
+    first_row: int = 0,
+    largest: Callable[[Tensor, Tensor], None] | None = None,
+) -> None:
     """Fill the rows of `logprob_ids` and `logprob_values`.
 
     Args:
@@ -66,20 +86,22 @@ def write_logprobs(raw: Tensor, tokens: Tensor, processing: Processing, first_ro
         tokens: [M], the chosen ids; -1 in rows that failed.
         processing: holds the two tensors, or None for both: nothing is done.
         first_row: the row of the step that raw[0] is.
+        largest: of a backend that has it: puts the ids of the k largest of each row of the first
+            argument, best first, equal ones by id, into the second's columns 1 to k.
     """
     if processing.logprob_ids is None or processing.logprob_values is None:
         return
     ids = processing.logprob_ids[first_row : first_row + raw.shape[0]]
-    ids[:, 0] = tokens
     if ids.shape[1] > 1:
-        ids[:, 1:] = _largest(raw, ids.shape[1] - 1)
+        (largest or _largest)(raw, ids)
+    ids[:, 0] = tokens
     values = raw.gather(1, ids.clamp(min=0).long()) - raw.logsumexp(-1, keepdim=True)
     processing.logprob_values[first_row : first_row + raw.shape[0]] = values
 
 
-def _largest(logits: Tensor, k: int) -> Tensor:
-    """Ids of the k largest of each row, best first, equal ones by id, which topk leaves open."""
+def _largest(logits: Tensor, out: Tensor) -> None:
+    """`largest` above, by integers that fall with the logit and then rise with the id."""
     bits = (logits + 0.0).view(torch.int32).long()  # of -0 and 0 the same
     rising = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     ids = torch.arange(logits.shape[1], device=logits.device)
-    return (rising * 2**32 - ids).topk(k, dim=-1).indices
+    out[:, 1:] = (rising * 2**32 - ids).topk(out.shape[1] - 1, dim=-1).indices

@@ -132,3 +132,38 @@ def test_mistakes(run: Run, chat_model: str, write: Write) -> None:
     empty = run("verify", chat_model, "--prompts", write("a.txt", ""))
     assert empty.exit_code == 2
     assert "holds no prompt" in empty.stderr
+
+
+def test_penalties_and_the_least_length_are_compared_too(
+    run: Run, chat_model: str, write: Write
+) -> None:
+    options = ("--repetition-penalty", 1.3, "--frequency-penalty", 0.2, "--min-new-tokens", 15)
+    result = run(
+        "verify", chat_model, "--prompts", write("a.txt", "One\n"), "--max-new-tokens", 20, *options
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert last_line(result.stdout)["tokens"] >= 15
+
+
+def test_the_gap_of_a_mismatch_is_that_of_the_processed_logits(
+    run: Run, chat_model: str, write: Write, wrong_second_step: pytest.MonkeyPatch
+) -> None:
+    path = write("a.txt", "One\n")
+    shared = ("--prompts", path, "--max-new-tokens", 9, "--raw", "--min-new-tokens", 9)
+    result = run("verify", chat_model, *shared, "--presence-penalty", 2.0)
+    (divergence,) = last_line(result.stdout)["divergences"]
+    assert divergence["position"] == 1
+    wrong_second_step.undo()
+    plain = LLM.from_pretrained(chat_model, drafter="none")
+    ids = plain.encode("One")
+    all_ids = plain.engine.vocab_size
+    params = SamplingParams(
+        max_new_tokens=2, min_new_tokens=2, presence_penalty=2.0, logprobs=all_ids
+    )
+    output = plain.generate(ids, params)
+    assert output.logprobs is not None
+    law = dict(output.logprobs[1].top)
+    law.pop(plain.engine.eos_token_ids[0])
+    law[output.token_ids[0]] -= 2.0
+    best = sorted(law.values(), reverse=True)
+    np.testing.assert_allclose(divergence["top2_gap"], best[0] - best[1], rtol=1e-3, atol=1e-5)
