@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ptd_engine.config import PTDConfig, SamplingParams
 from ptd_engine.errors import (
+    BusyError,
     CheckpointError,
     ConfigError,
     EngineError,
@@ -35,6 +36,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "BusyError",
     "CheckpointError",
     "ConfigError",
     "EngineError",

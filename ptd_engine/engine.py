@@ -1,11 +1,11 @@
 """The main loop over token ids: plan, forward, commit. It joins algorithm and execution.
 
-One engine serves one request at a time (batch 1 is the point); requests of other threads wait.
+One engine serves one request at a time (batch 1 is the point); requests of other threads wait, or
+are refused.
 """
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +20,7 @@ from ptd_engine.errors import ConfigError, EngineError, PromptError
 from ptd_engine.metrics import GenerationStats
 from ptd_engine.outputs import FinishReason, TokenLogprobs
 from ptd_engine.runner import LogitRules, Runner
+from ptd_engine.turnstile import OnBusy, Turnstile
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Engine:
     Attributes:
         vocab_size: ids below it stand for tokens. Prompts hold no other, and a drafter must propose
             none; the runner sees to it that none is chosen.
+        on_busy, reuse_prefix: as below.
         drafter: proposes the trees; exchange it between requests as you like, as long as it needs
             no more rows than the runner was built for.
     """
@@ -55,13 +57,29 @@ class Engine:
         max_seq_len: int,
         vocab_size: int,
         eos_token_ids: Sequence[int] = (),
+        on_busy: OnBusy = "wait",
+        reuse_prefix: bool = False,
     ) -> None:
+        """Join a runner and a drafter.
+
+        Args:
+            on_busy: what a request does while one of another thread runs: "wait", or "error" for a
+                BusyError.
+            reuse_prefix: a request does not compute again what its prompt has in common with the
+                prompt and output of the last one, from the first token on.
+
+        Raises:
+            ConfigError: an unknown `on_busy`.
+        """
         self.runner = runner
         self.drafter = drafter
         self.max_seq_len = max_seq_len
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
-        self._turnstile = _Turnstile()
+        self.on_busy: OnBusy = on_busy
+        self.reuse_prefix = reuse_prefix
+        self._turnstile = Turnstile(on_busy)
+        self._cached: list[int] = []  # the tokens of the cache rows from 0 on that are in place
 
     def check_prompt(self, prompt: Sequence[int]) -> None:
         """Raise PromptError for a prompt that cannot be served."""
@@ -110,6 +128,17 @@ class Engine:
             )
         return Generation(self, [int(token) for token in prompt], params, stop_check)
 
+    def _reusable(self, prompt: Sequence[int]) -> int:
+        """How many rows of the cache are those of this prompt; its last token is never one."""
+        if not self.reuse_prefix:
+            return 0
+        common = 0
+        for cached, token in zip(self._cached, prompt[:-1], strict=False):
+            if cached != token:
+                break
+            common += 1
+        return self.runner.reusable(common, prompt_len=len(prompt))
+
     def _check_ids(self, params: ResolvedParams) -> None:
         for token in params.logit_bias or ():
             if token >= self.vocab_size:
@@ -156,6 +185,8 @@ class Generation:
         self._times = {"plan_time_s": 0.0, "forward_time_s": 0.0, "commit_time_s": 0.0}
         self._first_token_s = 0.0
         self._total_s = 0.0
+        self._reused = 0
+        self._in_place: int | None = None  # cache rows that hold this text; None: not touched yet
         self._turn = threading.Lock()  # held while a step runs, and to give the engine back
         self._has_engine = False
         self._closed = False
@@ -221,6 +252,7 @@ class Generation:
             self._session.stats,
             time_to_first_token_s=self._first_token_s,
             total_time_s=self._total_s,
+            reused_tokens=self._reused,
             **self._times,
         )
 
@@ -293,11 +325,21 @@ class Generation:
         if not session.finished:
             self._rules = self._logit_rules()
             self._engine.runner.begin(self._rules)
-            self._engine.runner.prefill(self._prompt[:-1], prompt_len=len(self._prompt))
+            self._prefill()
         self._total_s = time.perf_counter() - start
+
+    def _prefill(self) -> None:
+        prompt, last = self._prompt, len(self._prompt) - 1
+        self._reused = self._in_place = self._engine._reusable(prompt)
+        self._engine.runner.prefill(
+            prompt[self._reused : last], prompt_len=len(prompt), start=self._reused
+        )
+        self._in_place = last
 
     def _give_back(self) -> None:
         if self._has_engine:
+            if self._in_place is not None:
+                self._engine._cached = [*self._prompt, *self.token_ids][: self._in_place]
             self._has_engine = False
             self._engine._turnstile.leave()
 
@@ -309,6 +351,7 @@ class Generation:
         runner.launch(bucket)
         output = runner.wait()
         t2 = time.perf_counter()
+        self._in_place = session.kv_len + 1  # the last path was moved, the root written
         try:
             tokens, accepted = self._commit(session, output)
         except _core.NonFiniteLogits as error:
@@ -319,6 +362,10 @@ class Generation:
                     f"have ruled out every token. Otherwise: {hint}"
                 )
             raise EngineError(f"Generation failed at {error} {hint}") from error
+        for depth, row in enumerate(session.accepted_rows, 1):
+            if row != depth:
+                break
+            self._in_place += 1  # a path that the next step need not move
         logprobs = self._note(session, tokens)
         t3 = time.perf_counter()
         times["plan_time_s"] += t1 - t0
@@ -361,39 +408,3 @@ class Generation:
             )
             for row_ids, row_values in zip(ids.tolist(), values.tolist(), strict=True)
         ]
-
-
-_POLL_S = 0.05  # how soon a waiting request notices that it was cancelled
-
-
-class _Turnstile:
-    """One request at a time. Other threads wait; the same thread would for ever, so it errs."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._owner: int | None = None
-
-    def enter(self, cancelled: Callable[[], bool]) -> bool:
-        """Wait for the engine; false if the request was cancelled meanwhile."""
-        me = threading.get_ident()
-        if self._owner == me and self._lock.locked():
-            gc.collect()  # a stream that was dropped may still be held by a reference cycle
-        if self._owner == me and self._lock.locked():
-            raise EngineError(
-                "The engine is busy with another generation of this thread (a stream that is not "
-                "read to its end). Exhaust it or call its close() before the next request."
-            )
-        while not self._lock.acquire(timeout=_POLL_S):
-            if cancelled():
-                return False
-        self._owner = me
-        return True
-
-    def passed_on(self) -> None:
-        """Note who reads the stream now: it may have moved to another thread."""
-        self._owner = threading.get_ident()
-
-    def leave(self) -> None:
-        """Free the engine; any thread may do it for the one that entered."""
-        self._owner = None
-        self._lock.release()

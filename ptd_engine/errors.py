@@ -40,3 +40,7 @@ class UnavailableError(PTDError):
 
 class EngineError(PTDError, RuntimeError):
     """Generation failed (for example a non-finite logit); the engine serves the next request."""
+
+
+class BusyError(EngineError):
+    """The engine serves another request and this one is not to wait, or would wait for ever."""

@@ -26,6 +26,8 @@ from ptd_engine.model import CausalLM, ModelConfig, load_model
 from ptd_engine.model.config import MAX_CONTEXT
 from ptd_engine.outputs import Chunk, ChunkStream, GenerationOutput, TokenLogprobs, Usage
 from ptd_engine.runner import EagerRunner
+from ptd_engine.streamers import Feed, Streamer
+from ptd_engine.turnstile import OnBusy, check_on_busy
 
 # Without max_seq_len the cache is made for the model's context, up to this many tokens: models that
 # state 128k would otherwise take gigabytes for a short chat.
@@ -40,7 +42,8 @@ Message = Mapping[str, str]
 class LLM:
     """A model, its tokenizer and an engine, for one request at a time.
 
-    Requests from several threads wait for each other. Build it with `from_pretrained`.
+    Requests from several threads wait for each other, unless they are to err. Build it with
+    `from_pretrained`.
     """
 
     def __init__(
@@ -67,6 +70,8 @@ class LLM:
         kernels: str = "auto",
         num_threads: int | None = None,
         generation_config: str = "auto",
+        reuse_prefix: bool = False,
+        on_busy: OnBusy = "wait",
     ) -> LLM:
         """Load a checkpoint.
 
@@ -84,6 +89,10 @@ class LLM:
             generation_config: "auto" lets the model's generation_config.json fill the fields that
                 a request's `SamplingParams` leave open (a warning says with what); "none" does not
                 read it for that. Its end-of-sequence ids count either way.
+            reuse_prefix: do not compute again what a prompt has in common with the last request's
+                prompt and output, from the first token on: the turns of a chat.
+            on_busy: what a request does while one of another thread runs: "wait", or "error" for a
+                BusyError.
 
         Raises:
             CheckpointError: files missing, incomplete or unsupported.
@@ -92,6 +101,7 @@ class LLM:
         """
         if generation_config not in ("auto", "none"):
             raise ConfigError.for_field("generation_config", generation_config, "'auto' or 'none'")
+        check_on_busy(on_busy)
         target = resolve_device(device)
         resolve(drafter, target.type)
         path = hub.resolve_model(model)
@@ -119,7 +129,13 @@ class LLM:
             defaults = load_generation_defaults(path)
             _say(defaults)
         return cls.from_model(
-            loaded, tokenizer, max_seq_len=length, drafter=drafter, defaults=defaults
+            loaded,
+            tokenizer,
+            max_seq_len=length,
+            drafter=drafter,
+            defaults=defaults,
+            reuse_prefix=reuse_prefix,
+            on_busy=on_busy,
         )
 
     @classmethod
@@ -131,11 +147,14 @@ class LLM:
         max_seq_len: int,
         drafter: DrafterSpec = "ptd",
         defaults: GenerationDefaults | None = None,
+        reuse_prefix: bool = False,
+        on_busy: OnBusy = "wait",
     ) -> LLM:
         """Wrap a model that is already loaded (several engines may share one model's weights).
 
         Args:
             defaults: fill what a request's `SamplingParams` leave open; None: nothing does.
+            reuse_prefix, on_busy: see `from_pretrained`.
         """
         _check_max_seq_len(max_seq_len)
         eos_ids = tuple(sorted({*model.config.eos_token_ids, *tokenizer.eos_token_ids}))
@@ -157,6 +176,8 @@ class LLM:
             max_seq_len=max_seq_len,
             vocab_size=vocab_size,
             eos_token_ids=eos_ids,
+            on_busy=on_busy,
+            reuse_prefix=reuse_prefix,
         )
         return cls(engine, tokenizer, model, defaults)
 
@@ -168,6 +189,8 @@ class LLM:
             max_seq_len=self.engine.max_seq_len,
             drafter=drafter,
             defaults=self.defaults,
+            reuse_prefix=self.engine.reuse_prefix,
+            on_busy=self.engine.on_busy,
         )
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -188,14 +211,29 @@ class LLM:
         check_messages(messages)
         return self.tokenizer.apply_chat_template([dict(m) for m in messages])
 
-    def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> GenerationOutput:
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        streamer: Streamer | None = None,
+    ) -> GenerationOutput:
         """Generate to the end.
+
+        Args:
+            prompt: a text or token ids.
+            params: how to decode.
+            streamer: a TextStreamer or TextIteratorStreamer of transformers, or whatever has its
+                put(ids) and end(); gets the prompt, then every token of the output, then the end
+                (also after an error).
 
         Raises:
             PromptError: the prompt is empty, too long, or holds ids outside the vocabulary.
+            BusyError: see `from_pretrained`.
             EngineError: the model's output is not finite.
         """
-        return _last_output(self.stream(prompt, params))
+        with Feed(streamer) as feed:
+            return self._last_output(self.encode(prompt), params, feed)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> ChunkStream:
         """Generate, yielding a chunk a step and a final one with the whole output.
@@ -206,14 +244,19 @@ class LLM:
         return self._stream(self.encode(prompt), params)
 
     def chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        streamer: Streamer | None = None,
     ) -> GenerationOutput:
-        """Answer a conversation: a list of {"role": ..., "content": ...}.
+        """Answer a conversation: a list of {"role": ..., "content": ...}; the rest as `generate`.
 
         Raises:
             PromptError: no messages, or the model has no chat template.
         """
-        return _last_output(self.stream_chat(messages, params))
+        with Feed(streamer) as feed:
+            return self._last_output(self.encode_chat(messages), params, feed)
 
     def stream_chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None
@@ -229,6 +272,18 @@ class LLM:
         """
         params = check_params(SamplingParams() if params is None else params)
         return params.resolved(self.defaults.taken(params.explicit))
+
+    def _last_output(
+        self, ids: list[int], params: SamplingParams | None, feed: Feed
+    ) -> GenerationOutput:
+        output: GenerationOutput | None = None
+        with closing(self._stream(ids, params)) as chunks:
+            feed.prompt(ids)
+            for chunk in chunks:
+                feed.tokens(chunk.token_ids)
+                output = chunk.output
+        assert output is not None  # the final chunk always carries it
+        return output
 
     def _stream(self, ids: list[int], params: SamplingParams | None) -> ChunkStream:
         # Not a generator itself: a bad prompt shall fail at the call, not at the first chunk.
@@ -352,12 +407,3 @@ def _check_needs(needs: _core.DrafterNeeds, vocab_size: int) -> None:
     ):
         if not 0 <= value <= most:
             raise ConfigError.for_field(f"drafter.needs().{field}", value, f"0 to {most}")
-
-
-def _last_output(chunks: ChunkStream) -> GenerationOutput:
-    output: GenerationOutput | None = None
-    with closing(chunks):
-        for chunk in chunks:
-            output = chunk.output
-    assert output is not None  # the final chunk always carries it
-    return output

@@ -39,6 +39,7 @@ class GenerationStats:
         total_time_s: end to end.
         tokens_per_second: tokens / total_time_s (the paper's TP).
         plan_time_s, forward_time_s, commit_time_s: where the steps' time went.
+        reused_tokens: of the prompt, not computed since the last request's are the same.
     """
 
     steps: int
@@ -54,9 +55,12 @@ class GenerationStats:
     plan_time_s: float = 0.0
     forward_time_s: float = 0.0
     commit_time_s: float = 0.0
+    reused_tokens: int = 0
 
     @classmethod
-    def from_counters(cls, counters: Mapping[str, Any], **times: float) -> GenerationStats:
+    def from_counters(
+        cls, counters: Mapping[str, Any], *, reused_tokens: int = 0, **times: float
+    ) -> GenerationStats:
         """Build from a session's counters and the engine's times in seconds."""
         return cls(
             steps=counters["steps"],
@@ -67,6 +71,7 @@ class GenerationStats:
             draft_nodes=counters["draft_nodes"],
             accepted=counters["accepted"],
             acceptance_histogram=_trim(counters["accepted_histogram"]),
+            reused_tokens=reused_tokens,
             **times,
         )
 

@@ -110,14 +110,22 @@ class RopeTable:
         """Make the table right for a text whose prompt has `prompt_len` tokens. Cheap unless
         "dynamic".
         """
-        if not self._dynamic or prompt_len == self._prepared_len:
+        if not self._dynamic:
             return
-        # Rows from the longer of the two prompts on follow from their position alone, and within
-        # the trained length nothing changes. The rest is rewritten together with the unchanged
-        # rows: one shape for all computations keeps a row's bits the same whatever came before.
-        if max(prompt_len, self._prepared_len) > self._config.max_position_embeddings:
+        # One shape for all computations keeps a row's bits the same whatever came before.
+        if not self.suits(prompt_len):
             self.cos_sin.copy_(self._rows(self.cos_sin.shape[0], prompt_len))
         self._prepared_len = prompt_len
+
+    def suits(self, prompt_len: int) -> bool:
+        """Whether the table is right for such a prompt as it is, and so are the keys that were
+        rotated by it.
+        """
+        # Rows from the longer of two prompts on follow from their position alone, and within the
+        # trained length nothing changes.
+        longest = max(prompt_len, self._prepared_len)
+        same = not self._dynamic or prompt_len == self._prepared_len
+        return same or longest <= self._config.max_position_embeddings
 
     def _rows(self, count: int, prompt_len: int) -> Tensor:
         if self._device.type == "meta":  # sizes without memory, but the same refusals

@@ -54,11 +54,18 @@ class Runner(Protocol):
         """Take the rules of the next request, before its prefill; None: its logits stay as is."""
         ...
 
-    def prefill(self, token_ids: Sequence[int], *, prompt_len: int) -> None:
-        """Start a sequence: cache the keys and values of these tokens from position 0.
+    def reusable(self, rows: int, *, prompt_len: int) -> int:
+        """How many of the first `rows` cache rows a prompt of this length would get again, if its
+        tokens there are those of the last sequence. Asked before `prefill`.
+        """
+        ...
+
+    def prefill(self, token_ids: Sequence[int], *, prompt_len: int, start: int = 0) -> None:
+        """Start a sequence: cache the keys and values of these tokens from position `start`.
 
         Args:
             prompt_len: length of the whole prompt (some rope types depend on it).
+            start: rows of the last sequence that stay.
         """
         ...
 
@@ -182,21 +189,27 @@ class EagerRunner:
                 device=self.model.device,
             )
 
+    def reusable(self, rows: int, *, prompt_len: int) -> int:
+        """See `Runner`."""
+        return rows if self.model.rope.suits(prompt_len) else 0
+
     @torch.inference_mode()
-    def prefill(self, token_ids: Sequence[int], *, prompt_len: int) -> None:
+    def prefill(self, token_ids: Sequence[int], *, prompt_len: int, start: int = 0) -> None:
         """See `Runner`."""
         self.model.rope.prepare(prompt_len)
         ids = torch.tensor(list(token_ids), dtype=torch.int32, device=self.model.device)
-        positions = torch.arange(len(token_ids), dtype=torch.int32, device=self.model.device)
-        for start in range(0, len(token_ids), self.prefill_chunk):
-            end = min(start + self.prefill_chunk, len(token_ids))
-            self._prefill_len.fill_(start)
+        positions = torch.arange(
+            start, start + len(token_ids), dtype=torch.int32, device=self.model.device
+        )
+        for begin in range(0, len(token_ids), self.prefill_chunk):
+            end = min(begin + self.prefill_chunk, len(token_ids))
+            self._prefill_len.fill_(start + begin)
             self.model.forward(
-                ids[start:end],
-                positions[start:end],
+                ids[begin:end],
+                positions[begin:end],
                 None,
                 self._prefill_len,
-                end,
+                start + end,
                 self.cache,
                 self.activations,
                 exact_bound=True,

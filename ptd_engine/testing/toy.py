@@ -119,11 +119,16 @@ class ToyRunner:
         """See `Runner`: a model without logits has none to process."""
         assert rules is None, "use a TableRunner"
 
-    def prefill(self, token_ids: Sequence[int], *, prompt_len: int) -> None:
+    def reusable(self, rows: int, *, prompt_len: int) -> int:
+        """See `Runner`."""
+        return rows
+
+    def prefill(self, token_ids: Sequence[int], *, prompt_len: int, start: int = 0) -> None:
         """See `Runner`."""
         self.prefills += 1
-        self.kv[:] = POISON
-        self.kv[: len(token_ids)] = token_ids
+        assert start + len(token_ids) == prompt_len - 1
+        self.kv[start:] = POISON
+        self.kv[start : prompt_len - 1] = token_ids
 
     def place(self, n_bucket: int) -> None:
         """Run the staged plan's commit moves, write its rows and read their contexts back."""

@@ -35,8 +35,8 @@ class HookedRunner(ToyRunner):
             act, self.act = self.act, None
             act()
 
-    def prefill(self, token_ids: Any, *, prompt_len: int) -> None:
-        super().prefill(token_ids, prompt_len=prompt_len)
+    def prefill(self, token_ids: Any, **where: int) -> None:
+        super().prefill(token_ids, **where)
         self.steps = 0
         self._reach("prefill")
 

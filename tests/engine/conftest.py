@@ -42,6 +42,7 @@ def make_engine(
     eos: Sequence[int] = (),
     node_buckets: Sequence[int] = (),
     prefill_chunk: int = 512,
+    reuse_prefix: bool = False,
 ) -> Engine:
     made = make_drafter(drafter, device_type="cpu", eos_ids=eos)
     runner = EagerRunner(
@@ -57,6 +58,7 @@ def make_engine(
         max_seq_len=max_seq_len,
         vocab_size=model.config.vocab_size,
         eos_token_ids=eos,
+        reuse_prefix=reuse_prefix,
     )
 
 

@@ -54,13 +54,18 @@ PYTHON_RULES: Mapping[str, Rule] = {
     "model": _rule(_BASE | {"checkpoint", "kernels", "kv_cache"}, "torch", "transformers"),
     # 7: owns memory, knows no algorithm; of _core it uses the layout of the plan
     "runner": _rule(_EXECUTION | {"_core"}, "torch", "numpy"),
+    "turnstile": _rule({"errors"}),
+    "streamers": _rule({"errors"}, "torch"),
     # 8: joins algorithm and execution, knows no text and no files
     "engine": _rule(
-        _BASE | {"_core", "drafters", "kernels", "kv_cache", "model", "runner"}, "torch", "numpy"
+        _BASE | {"_core", "drafters", "kernels", "kv_cache", "model", "runner", "turnstile"},
+        *("torch", "numpy"),
     ),
     # 9
     "llm": _rule(
-        _EXECUTION | {"_core", "drafters", "hub", "text", "runner", "engine"}, "torch", "numpy"
+        _EXECUTION
+        | {"_core", "drafters", "hub", "text", "runner", "turnstile", "streamers", "engine"},
+        *("torch", "numpy"),
     ),
     FACADE: _rule(_BASE | {"llm"}),
     "cli": _rule(
