@@ -78,7 +78,7 @@ def random_trees(seed: int, vocab: int = VOCAB) -> FixedTrees:
     rng = np.random.default_rng(seed)
     trees = []
     for _ in range(40):
-        size = int(rng.integers(1, 90))
+        size = int(rng.integers(1, 70))
         trees.append(
             [(int(rng.integers(vocab)), int(rng.integers(-1, row))) for row in range(size)]
         )

@@ -28,7 +28,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kernels", ["torch", "cpu"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bad", [NAN, INF])
-@pytest.mark.parametrize("place", [0, EOS, VOCAB // 2, VOCAB - 1])
+@pytest.mark.parametrize("place", [0, EOS, VOCAB - 1])
 def test_one_bad_logit_fails_the_request_and_nothing_else(
     place: int, bad: float, kind: str, kernels: str
 ) -> None:
@@ -40,7 +40,7 @@ def test_one_bad_logit_fails_the_request_and_nothing_else(
             row[place] = bad
         return row
 
-    for name in ("none", "blocks", "everything"):
+    for name in ("none", "blocks"):
         armed = False
         engine = engine_over(spoiled, drafters([])[name], kernels=kernels)
         whole = run(engine, params).token_ids

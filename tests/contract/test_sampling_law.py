@@ -112,13 +112,13 @@ def test_first_and_second_token_have_the_processed_law(warper: str, kernels: str
 
 
 def test_whole_requests_have_the_law_with_penalties_too() -> None:
-    """Two tokens of 1200 seeds, drafted for by a tree that holds the likeliest."""
+    """Two tokens of 600 seeds, drafted for by a tree that holds the likeliest."""
     logits = np.array([0.5, 1.5, 1.0, -0.5, 0.0, 0.9, -1.0, 1.2], np.float32)
     engine = engine_over(
         lambda context: logits, FixedTrees([(1, -1), (7, -1), (1, 0)]), vocab=8, eos=()
     )
     counts: Counter[tuple[int, ...]] = Counter()
-    for seed in range(1200):
+    for seed in range(600):
         params = SamplingParams(
             max_new_tokens=2, temperature=1.0, seed=seed, presence_penalty=2.0, logit_bias={3: 1.0}
         )
@@ -164,8 +164,8 @@ def test_a_seed_decides_and_earlier_requests_do_not() -> None:
         params = SamplingParams(max_new_tokens=20, temperature=1.0, seed=seed)
         return tuple(run(engine, params).token_ids)
 
-    for drafter in drafters([]).values():
-        engine = engine_over(model, drafter, eos=())
+    for name in ("none", "recycling", "random"):
+        engine = engine_over(model, drafters([])[name], eos=())
         seven = sample(engine, 7)
         outputs = {sample(engine, seed) for seed in range(10)}
         assert len(outputs) >= 8
@@ -184,7 +184,7 @@ def test_one_candidate_is_the_argmax_and_ties_go_to_the_lowest_id(
         return [3.0, 3.0, 0.0] if len(context) % 2 else [1.0, 3.0, 3.0]
 
     for seed in range(100):
-        for extra in ({}, {"logit_bias": {0: 0.0}}):
+        for extra in ({}, {"logit_bias": {0: 0.0}}) if seed < 10 else ({},):
             params = SamplingParams(
                 max_new_tokens=2, temperature=temperature, top_k=1, seed=seed, **extra
             )

@@ -73,8 +73,7 @@ def same(got: GenerationOutput, expected: GenerationOutput) -> None:
         assert max(token for token, _ in ours.top) < TOKENS
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["", "own function"])
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize(("law", "own"), [*((law, False) for law in LAWS), ("sampled", True)])
 def test_drafting_changes_nothing(model: CausalLM, law: str, own: bool) -> None:
     settings = {**PROCESSED, **LAWS[law]}
     if own:
@@ -83,12 +82,12 @@ def test_drafting_changes_nothing(model: CausalLM, law: str, own: bool) -> None:
     expected = llm_over(model, "none").generate(PROMPT, params)
     assert len(expected.token_ids) >= 30 and max(expected.token_ids) < TOKENS
     accepted = 0
-    for name in ("paper", "recycling", "blocks"):
+    for name in ("recycling", "blocks"):
         drafter = drafters(expected.token_ids, TOKENS)[name]
         got = llm_over(model, drafter).generate(PROMPT, params)
         same(got, expected)
         accepted += got.stats.accepted
-    assert accepted > 20
+    assert accepted > 15
 
 
 def test_the_padding_never_shows(model: CausalLM) -> None:
