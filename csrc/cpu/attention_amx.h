@@ -12,31 +12,21 @@
 #include "attention_rows.h"
 #include "attention_vectors.h"
 #include "simd.h"
+#include "tiles.h"
 
 namespace ptd::cpu::PTD_ISA_NAMESPACE {
 
-inline constexpr int kTileBytes64 = 1024;  // a full tile: 16 rows of 64 bytes
-
-// What is written at p is in memory afterwards. The tile instructions do not tell the compiler that
-// they read it (and of a configuration, only its first bytes).
-inline void finish_stores(const void* p) { __asm__ volatile("" : : "r"(p) : "memory"); }
+inline constexpr int kFullTileBytes = 1024;  // a full tile: 16 rows of 64 bytes
 
 // Tiles 0..3: products. 4 and 5: queries or weights, of the given number of heads like the
 // products. 6 and 7: keys or values.
 inline void configure_head_tiles(int heads) {
-  struct alignas(64) {
-    std::uint8_t palette = 1;
-    std::uint8_t start_row = 0;
-    std::uint8_t reserved[14] = {};
-    std::uint16_t row_bytes[16] = {};
-    std::uint8_t rows[16] = {};
-  } config;
+  TileConfig config;
   for (int t = 0; t < 8; ++t) {
     config.rows[t] = static_cast<std::uint8_t>(t < 6 ? heads : 16);
     config.row_bytes[t] = 64;
   }
-  finish_stores(&config);
-  _tile_loadconfig(&config);
+  load_tile_config(config);
 }
 
 // The operands of products[head][column] (+)= sum over steps of left[head] right[column]: left has
@@ -58,37 +48,37 @@ inline void multiply_columns(const Product& p, int c) {
   const auto* right = reinterpret_cast<const unsigned char*>(p.right) + c * p.column_bytes;
   float* out = p.out + c * 16;
   if constexpr (kAdd) {
-    _tile_loadd(0, out, p.out_bytes);
-    if constexpr (kTiles > 1) _tile_loadd(1, out + 16, p.out_bytes);
-    if constexpr (kTiles > 2) _tile_loadd(2, out + 32, p.out_bytes);
-    if constexpr (kTiles > 3) _tile_loadd(3, out + 48, p.out_bytes);
+    load_tile<0>(out, p.out_bytes);
+    if constexpr (kTiles > 1) load_tile<1>(out + 16, p.out_bytes);
+    if constexpr (kTiles > 2) load_tile<2>(out + 32, p.out_bytes);
+    if constexpr (kTiles > 3) load_tile<3>(out + 48, p.out_bytes);
   } else {
-    _tile_zero(0);
-    if constexpr (kTiles > 1) _tile_zero(1);
-    if constexpr (kTiles > 2) _tile_zero(2);
-    if constexpr (kTiles > 3) _tile_zero(3);
+    zero_tile<0>();
+    if constexpr (kTiles > 1) zero_tile<1>();
+    if constexpr (kTiles > 2) zero_tile<2>();
+    if constexpr (kTiles > 3) zero_tile<3>();
   }
   for (int s = 0; s < p.steps; ++s, right += p.step_bytes) {
-    _tile_loadd(4, p.left + s * 32, p.left_bytes);
-    _tile_loadd(6, right, 64);
-    _tile_dpbf16ps(0, 4, 6);
+    load_tile<4>(p.left + s * 32, p.left_bytes);
+    load_tile<6>(right, 64);
+    add_bf16_product<0, 4, 6>();
     if constexpr (kTiles > 1) {
-      _tile_loadd(7, right + p.column_bytes, 64);
-      _tile_dpbf16ps(1, 4, 7);
+      load_tile<7>(right + p.column_bytes, 64);
+      add_bf16_product<1, 4, 7>();
     }
     if constexpr (kTiles > 2) {
-      _tile_loadd(6, right + 2 * p.column_bytes, 64);
-      _tile_dpbf16ps(2, 4, 6);
+      load_tile<6>(right + 2 * p.column_bytes, 64);
+      add_bf16_product<2, 4, 6>();
     }
     if constexpr (kTiles > 3) {
-      _tile_loadd(7, right + 3 * p.column_bytes, 64);
-      _tile_dpbf16ps(3, 4, 7);
+      load_tile<7>(right + 3 * p.column_bytes, 64);
+      add_bf16_product<3, 4, 7>();
     }
   }
-  _tile_stored(0, out, p.out_bytes);
-  if constexpr (kTiles > 1) _tile_stored(1, out + 16, p.out_bytes);
-  if constexpr (kTiles > 2) _tile_stored(2, out + 32, p.out_bytes);
-  if constexpr (kTiles > 3) _tile_stored(3, out + 48, p.out_bytes);
+  store_tile<0>(out, p.out_bytes);
+  if constexpr (kTiles > 1) store_tile<1>(out + 16, p.out_bytes);
+  if constexpr (kTiles > 2) store_tile<2>(out + 32, p.out_bytes);
+  if constexpr (kTiles > 3) store_tile<3>(out + 48, p.out_bytes);
 }
 
 template <bool kAdd>
@@ -106,29 +96,29 @@ template <int kTiles>
 inline void multiply_columns_twice(const Product& p, int c, int left_tile, int out_tile) {
   const auto* right = reinterpret_cast<const unsigned char*>(p.right) + c * p.column_bytes;
   float* out = p.out + c * 16;
-  _tile_zero(0);
-  _tile_zero(1);
+  zero_tile<0>();
+  zero_tile<1>();
   if constexpr (kTiles > 1) {
-    _tile_zero(2);
-    _tile_zero(3);
+    zero_tile<2>();
+    zero_tile<3>();
   }
   for (int s = 0; s < p.steps; ++s, right += p.step_bytes) {
-    _tile_loadd(4, p.left + s * 32, p.left_bytes);
-    _tile_loadd(5, p.left + left_tile + s * 32, p.left_bytes);
-    _tile_loadd(6, right, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 5, 6);
+    load_tile<4>(p.left + s * 32, p.left_bytes);
+    load_tile<5>(p.left + left_tile + s * 32, p.left_bytes);
+    load_tile<6>(right, 64);
+    add_bf16_product<0, 4, 6>();
+    add_bf16_product<1, 5, 6>();
     if constexpr (kTiles > 1) {
-      _tile_loadd(7, right + p.column_bytes, 64);
-      _tile_dpbf16ps(2, 4, 7);
-      _tile_dpbf16ps(3, 5, 7);
+      load_tile<7>(right + p.column_bytes, 64);
+      add_bf16_product<2, 4, 7>();
+      add_bf16_product<3, 5, 7>();
     }
   }
-  _tile_stored(0, out, p.out_bytes);
-  _tile_stored(1, out + out_tile, p.out_bytes);
+  store_tile<0>(out, p.out_bytes);
+  store_tile<1>(out + out_tile, p.out_bytes);
   if constexpr (kTiles > 1) {
-    _tile_stored(2, out + 16, p.out_bytes);
-    _tile_stored(3, out + 16 + out_tile, p.out_bytes);
+    store_tile<2>(out + 16, p.out_bytes);
+    store_tile<3>(out + 16 + out_tile, p.out_bytes);
   }
 }
 inline void multiply_twice(const Product& p, int columns, int left_tile, int out_tile) {
@@ -204,20 +194,21 @@ class TileAttention {
         sums_(reinterpret_cast<float*>(memory + step.at.sums)) {
     configure_head_tiles(tile_heads_);
   }
-  ~TileAttention() { _tile_release(); }
+  ~TileAttention() { release_tiles(); }
   TileAttention(const TileAttention&) = delete;
   TileAttention& operator=(const TileAttention&) = delete;
 
   // Packs keys and values of a chunk, as far as the nodes [first, end) see them.
   void load(int head, int chunk, int first, int end) {
     chunk_.select(head, chunk, first, end);
+    copy_queries(first, end);
     const bf16* keys = chunk_.rows_of<bf16>(step_.args.k_cache);
     pack_keys(keys + static_cast<std::int64_t>(chunk_.base) * dim_, chunk_.common, keys_);
     if (chunk_.own)
       pack_keys(keys + static_cast<std::int64_t>(step_.prefix) * dim_, end, step_keys_);
     values_ = chunk_.rows_of<bf16>(step_.args.v_cache);
     pack_values();
-    for (int& tile : staged_) tile = -1;
+    for (Slot& slot : slots_) slot.tile = -1;
   }
 
   // The records of the heads of nodes [first, end), all within those of load(). Heads that see
@@ -225,13 +216,13 @@ class TileAttention {
   void attend(int first, int end, float* records) {
     const int seen = chunk_.most_visible(first, end);
     if (seen <= 0) return;
-    bf16* weights = weights_;
-    float* record = records;
-    for (int node = first; node < end; node += step_.at.tile_nodes) {
-      weigh_tile(node, min_of(node + step_.at.tile_nodes, end), seen, weights, record);
-      weights += kTileHeads * kWeightStride;
-      record += tile_heads_ * step_.at.record;
-    }
+    // One pass after the other over all heads: the latency of one hides behind the next.
+    const int tile_nodes = step_.at.tile_nodes, middle = min_of(first + tile_nodes, end);
+    score_tile(first, middle, seen, scores_);
+    if (middle < end) score_tile(middle, end, seen, scores_ + kTileHeads * kScoreStride);
+    weigh_tile(first, middle, seen, 0, records);
+    if (middle < end)
+      weigh_tile(middle, end, seen, kTileHeads, records + tile_heads_ * step_.at.record);
     multiply_common_values(end - first > step_.at.tile_nodes, seen);
     add_own_values(first, end);
     const int heads = (end - first) * step_.at.group;
@@ -279,29 +270,44 @@ class TileAttention {
     }
   }
 
-  // Writes the weights of a tile of heads, and their sums into the records.
-  void weigh_tile(int first, int end, int seen, bf16* weights, float* records) {
-    const int group = step_.at.group, heads = (end - first) * group;
-    bf16* queries = queries_;
-    for (int h = 0; h < heads; ++h, queries += padded_dim_) {
-      const bf16* query = step_.query<bf16>(first + h / group, chunk_.head * group + h % group);
-      for (int d = 0; d < padded_dim_; d += 16) {
-        const __m256i part = d < dim_
-                                 ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(query + d))
-                                 : _mm256_setzero_si256();
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(queries + d), part);
+  void copy_queries(int first, int end) {
+    first_ = first;
+    const int group = step_.at.group;
+    for (int node = first; node < end; ++node) {
+      bf16* queries = queries_of(node);
+      for (int g = 0; g < group; ++g, queries += padded_dim_) {
+        const bf16* query = step_.query<bf16>(node, chunk_.head * group + g);
+        for (int d = 0; d < padded_dim_; d += 16) {
+          const __m256i part = d < dim_
+                                   ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(query + d))
+                                   : _mm256_setzero_si256();
+          _mm256_storeu_si256(reinterpret_cast<__m256i*>(queries + d), part);
+        }
       }
     }
-    finish_stores(queries_);
-    score(keys_, min_of(chunk_.common, seen), scores_, kScoreStride);
-    if (chunk_.own) {
-      const int step_stride = (end + 15) / 16 * 16;
-      score(step_keys_, end, step_scores_, step_stride);
-      chunk_.pick_ancestors(first, end, step_scores_, step_stride, scores_);
-    }
-    // One pass after the other over all heads: the latency of one hides behind the next.
-    chunk_.find_largest(first, end, scores_, records);
-    const float* scores = scores_;
+  }
+  // Tiles of sixteen heads, of which the last may be unused.
+  bf16* queries_of(int node) const {
+    const int tile = (node - first_) / step_.at.tile_nodes,
+              in_tile = (node - first_) % step_.at.tile_nodes;
+    return queries_ + (tile * kTileHeads + in_tile * step_.at.group) * padded_dim_;
+  }
+
+  void score_tile(int first, int end, int seen, float* scores) {
+    const bf16* queries = queries_of(first);
+    score(queries, keys_, min_of(chunk_.common, seen), scores, kScoreStride);
+    if (!chunk_.own) return;
+    const int step_stride = (end + 15) / 16 * 16;
+    score(queries, step_keys_, end, step_scores_, step_stride);
+    chunk_.pick_ancestors(first, end, step_scores_, step_stride, scores);
+  }
+
+  // Writes the weights of a tile of heads, and their sums into the records.
+  void weigh_tile(int first, int end, int seen, int row, float* records) {
+    const int group = step_.at.group, heads = (end - first) * group;
+    const float* scores = scores_ + row * kScoreStride;
+    bf16* weights = weights_ + row * kWeightStride;
+    chunk_.find_largest(first, end, scores, records);
     for (int h = 0; h < heads; ++h, records += step_.at.record) {
       const int n = chunk_.visible(first + h / group);
       if (n > 0) records[dim_ + 1] = weigh(scores, n, seen, records[dim_], weights);
@@ -310,11 +316,11 @@ class TileAttention {
     }
   }
 
-  void score(const bf16* keys, int n, float* scores, int stride) const {
-    const Product product = {queries_,     static_cast<std::int64_t>(padded_dim_) * 2,
-                             keys,         static_cast<std::int64_t>(padded_dim_) * 32,
-                             kTileBytes64, padded_dim_ / 32,
-                             scores,       static_cast<std::int64_t>(stride) * 4};
+  void score(const bf16* queries, const bf16* keys, int n, float* scores, int stride) const {
+    const Product product = {queries,        static_cast<std::int64_t>(padded_dim_) * 2,
+                             keys,           static_cast<std::int64_t>(padded_dim_) * 32,
+                             kFullTileBytes, padded_dim_ / 32,
+                             scores,         static_cast<std::int64_t>(stride) * 4};
     multiply<false>(product, (n + 15) / 16);
   }
 
@@ -352,11 +358,10 @@ class TileAttention {
   int sums_row(int h) const { return h < tile_heads_ ? h : h - tile_heads_ + kTileHeads; }
 
   void multiply_common_values(bool two_tiles, int seen) const {
-    finish_stores(weights_);
     const Product product = {weights_,
                              kWeightStride * 2,
                              packed_values_,
-                             kTileBytes64,
+                             kFullTileBytes,
                              static_cast<std::int64_t>(dim_) * 64,
                              min_of(shared_, (seen + 31) / 32),
                              sums_,
@@ -379,15 +384,14 @@ class TileAttention {
     bool configured = false;
     const auto multiply_ready = [&] {
       if (count == 0) return;
-      finish_stores(staging_);
       if (!configured && group != tile_heads_) configure_head_tiles(group);
       configured = true;
       for (int i = 0; i < count; ++i) {
         const int row = sums_row((ready[i].node - first) * group);
-        const Product product = {weights_ + row * kWeightStride + staged_[ready[i].slot] * 32,
+        const Product product = {weights_ + row * kWeightStride + slots_[ready[i].slot].tile * 32,
                                  kWeightStride * 2,
                                  staging_ + ready[i].slot * 32 * dim_,
-                                 kTileBytes64,
+                                 kFullTileBytes,
                                  static_cast<std::int64_t>(dim_) * 64,
                                  ready[i].tiles,
                                  sums_ + row * dim_,
@@ -423,12 +427,14 @@ class TileAttention {
       const int at = moved ? step_.prefix + own[k - committed] : chunk_.base + k;
       return values_ + static_cast<std::int64_t>(at) * dim_;
     };
-    int k = begin;
-    if (staged_[slot] == tile) k = max_of(begin, min_of(committed, begin + 32)) / 2 * 2;
-    staged_[slot] = tile;
+    Slot& held = slots_[slot];
+    const bool same = held.tile == tile;
+    int k = same ? max_of(begin, min_of(committed, begin + 32)) / 2 * 2 : begin;
+    const int clear = same ? held.end : begin + 32;
+    held = {tile, end};
     bf16* out = staging_ + slot * 32 * dim_ + (k - begin) * 16;
     for (; k < end; k += 2, out += 32) pair_positions(row(k), row(k + 1), dim_, out);
-    for (; k < begin + 32; k += 2, out += 32) {
+    for (; k < clear; k += 2, out += 32) {
       for (int d = 0; d < dim_; d += 16) _mm512_storeu_si512(out + d * 32, _mm512_setzero_si512());
     }
   }
@@ -449,8 +455,12 @@ class TileAttention {
   bf16* staging_;
   float* sums_;
   const bf16* values_ = nullptr;
-  int shared_ = 0;       // tiles of 32 positions in packed_values_
-  int staged_[kStaged];  // the tile of 32 positions that lies in a slot of staging_
+  int shared_ = 0;  // tiles of 32 positions in packed_values_
+  int first_ = 0;   // the node whose queries come first in queries_
+  // What lies in the slots of staging_: values of a tile of positions, zeros from `end` on.
+  struct Slot {
+    int tile, end;
+  } slots_[kStaged];
 };
 
 }  // namespace ptd::cpu::PTD_ISA_NAMESPACE

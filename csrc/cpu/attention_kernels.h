@@ -20,11 +20,11 @@
 
 namespace ptd::cpu::PTD_ISA_NAMESPACE {
 
-inline float* partial_records(const AttentionStep& step, int chunk, int head, int node) {
+inline float* partial_records(const AttentionStep& step, int chunk, int head) {
   const std::int64_t heads = static_cast<std::int64_t>(step.args.rows) * step.at.group;
   const std::int64_t piece = static_cast<std::int64_t>(chunk) * step.args.kv_heads + head;
   return reinterpret_cast<float*>(step.args.scratch + step.at.partials) +
-         (piece * heads + node * step.at.group) * step.at.record;
+         piece * heads * step.at.record;
 }
 
 template <typename Path>
@@ -35,9 +35,11 @@ inline void attend_chunks(const AttentionStep& step, Path& path, Share share) {
   // Dealt out in turns: the last chunk, which is shorter, is then everybody's last.
   for (int piece = share.index; piece < chunks * kv_heads; piece += share.count) {
     const int chunk = piece / kv_heads, head = piece % kv_heads;
+    float* records = partial_records(step, chunk, head);
     path.load(head, chunk, 0, rows);
     for (int node = 0; node < rows; node += nodes) {
-      path.attend(node, min_of(node + nodes, rows), partial_records(step, chunk, head, node));
+      path.attend(node, min_of(node + nodes, rows),
+                  records + static_cast<std::int64_t>(node) * step.at.group * step.at.record);
     }
   }
 }
@@ -67,10 +69,7 @@ inline void attend_block(const AttentionStep& step, Path& path, unsigned char* m
       float* state = states + (node - first) * group * record;
       path.attend(node, last, chunk == 0 ? state : records);
       if (chunk == 0) continue;
-      for (int h = 0; h < (last - node) * group; ++h) {
-        if (step.keys_of(node + h / group) <= chunk * kChunkKeys) continue;
-        join_records(state + h * record, records + h * record, dim);
-      }
+      join_records(step, node, (last - node) * group, chunk * kChunkKeys, state, records);
     }
   }
   for (int h = 0; h < (end - first) * group; ++h) {
@@ -101,20 +100,27 @@ template <typename T>
 inline void join_chunks(const AttentionArgs& args, Share share) {
   const AttentionStep step(args);
   if (!step.at.split) return;
-  const int group = step.at.group, dim = args.head_dim;
+  const int group = step.at.group, nodes = step.at.tile_nodes;
+  const int tiles = (args.rows + nodes - 1) / nodes;
   const Range pieces =
-      share_of(static_cast<std::int64_t>(args.rows) * args.q_heads, share.index, share.count);
+      share_of(static_cast<std::int64_t>(tiles) * args.kv_heads, share.index, share.count);
   for (std::int64_t piece = pieces.begin; piece < pieces.end; ++piece) {
-    const int node = static_cast<int>(piece / args.q_heads);
-    const int head = static_cast<int>(piece % args.q_heads);
-    const auto record = [&](int chunk) {
-      return partial_records(step, chunk, head / group, node) +
-             static_cast<std::int64_t>(head % group) * step.at.record;
+    const int head = static_cast<int>(piece % args.kv_heads);
+    const int first = static_cast<int>(piece / args.kv_heads) * nodes;
+    const int heads = (min_of(first + nodes, args.rows) - first) * group;
+    const auto records = [&](int chunk) {
+      return partial_records(step, chunk, head) +
+             static_cast<std::int64_t>(first) * group * step.at.record;
     };
-    float* state = record(0);
-    const int keys = step.keys_of(node);
-    for (int chunk = 1; chunk * kChunkKeys < keys; ++chunk) join_records(state, record(chunk), dim);
-    write_row(state, dim, step.out<T>(node, head));
+    const int keys = step.most_keys(first, first + heads / group);
+    float* states = records(0);
+    for (int chunk = 1; chunk * kChunkKeys < keys; ++chunk) {
+      join_records(step, first, heads, chunk * kChunkKeys, states, records(chunk));
+    }
+    for (int h = 0; h < heads; ++h) {
+      write_row(states + static_cast<std::int64_t>(h) * step.at.record, args.head_dim,
+                step.out<T>(first + h / group, head * group + h % group));
+    }
   }
 }
 

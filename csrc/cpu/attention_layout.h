@@ -18,7 +18,7 @@ inline constexpr int kTileHeads = 16;
 // into a few sets of the cache.
 inline constexpr int kScoreStride = kChunkKeys + 16;
 inline constexpr int kWeightStride = kChunkKeys + 32;
-inline constexpr int kBlockTiles = 8;  // at most so many tiles share one packing of the keys
+inline constexpr int kBlockTiles = 16;  // at most so many tiles share one packing of the keys
 // Up to so many heads a key/value head, the chunks are spread over the threads and joined
 // afterwards. Above it the tiles are spread, and whoever has a tile goes through all its chunks.
 inline constexpr int kSplitHeads = 48;
@@ -44,8 +44,8 @@ struct AttentionLayout {
   std::int64_t keys;         // the chunk's keys, packed
   std::int64_t values;       // the chunk's values, packed
   std::int64_t step_keys;    // the step's keys, packed
-  std::int64_t queries;      // a tile's queries
-  std::int64_t scores;       // float [16, kScoreStride]
+  std::int64_t queries;      // of a block
+  std::int64_t scores;       // float [2, 16, kScoreStride]
   std::int64_t weights;      // bf16 [2, 16, kWeightStride]
   std::int64_t step_scores;  // float [16, rows in multiples of 16]
   std::int64_t staging;      // 8 tiles of values, or a block of keys
@@ -83,8 +83,8 @@ static inline AttentionLayout attention_layout(const AttentionArgs& args) {
   at.keys = place(4 * kChunkKeys * dim);
   at.values = place(2 * kChunkKeys * dim);
   at.step_keys = place(4 * padded_rows * dim);
-  at.queries = place(4 * kTileHeads * dim);
-  at.scores = place(4 * kTileHeads * kScoreStride);
+  at.queries = place(2 * kBlockTiles * kTileHeads * dim);
+  at.scores = place(4 * 2 * kTileHeads * kScoreStride);
   at.weights = place(2 * 2 * kTileHeads * kWeightStride);
   at.step_scores = place(4 * kTileHeads * padded_rows);
   at.staging = place(2 * 8 * 32 * dim);

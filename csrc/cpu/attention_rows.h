@@ -131,18 +131,36 @@ struct Chunk {
   }
 };
 
-// state += next, two records of consecutive chunks (or runs of them).
-inline void join_records(float* state, const float* next, int dim) {
-  const float most = state[dim] < next[dim] ? next[dim] : state[dim];
-  const F32x16 each = blend(1u, splat16(next[dim]), splat16(state[dim]));
-  float factors[16];
-  store16(factors, exp16(sub(each, splat16(most))));
-  const F32x16 keep = splat16(factors[0]), take = splat16(factors[1]);
-  for (int d = 0; d < dim; d += 16) {
-    store16(state + d, fma(load16(next + d), take, mul(load16(state + d), keep)));
+// states[h] += next[h] for `heads` records, where next is of the chunk that begins at position
+// `begin` and head h belongs to node first + h / group. Heads that see nothing of it stay.
+inline void join_records(const AttentionStep& step, int first, int heads, int begin, float* states,
+                         const float* next) {
+  const int dim = step.args.head_dim, group = step.at.group;
+  const std::int64_t record = step.at.record;
+  for (int h0 = 0; h0 < heads; h0 += 16) {
+    const int count = min_of(heads - h0, 16);
+    float held[16] = {}, added[16] = {};
+    for (int i = 0; i < count; ++i) {
+      held[i] = states[(h0 + i) * record + dim];
+      added[i] = next[(h0 + i) * record + dim];
+    }
+    const F32x16 a = load16(held), b = load16(added), most = blend(less_mask(a, b), a, b);
+    store16(held, exp16(sub(a, most)));
+    store16(added, exp16(sub(b, most)));
+    float larger[16];
+    store16(larger, most);
+    for (int i = 0; i < count; ++i) {
+      if (step.keys_of(first + (h0 + i) / group) <= begin) continue;
+      float* to = states + (h0 + i) * record;
+      const float* from = next + (h0 + i) * record;
+      const F32x16 keep = splat16(held[i]), take = splat16(added[i]);
+      for (int d = 0; d < dim; d += 16) {
+        store16(to + d, fma(load16(from + d), take, mul(load16(to + d), keep)));
+      }
+      to[dim] = larger[i];
+      to[dim + 1] = to[dim + 1] * held[i] + from[dim + 1] * added[i];
+    }
   }
-  state[dim] = most;
-  state[dim + 1] = state[dim + 1] * factors[0] + next[dim + 1] * factors[1];
 }
 
 template <typename T>

@@ -52,16 +52,16 @@ inline void score_heads(const float* queries, const float* keys, int blocks, int
 }
 
 // Adds weight * value at positions [begin, end) to kHeads sums, kVectors * 16 dimensions wide.
-// `row` gives the values of a position.
-template <int kHeads, int kVectors, typename Row>
-inline void value_piece(const float* weights, int begin, int end, const Row& row, int column,
-                        float* sums, int sum_stride) {
+// rows[k] are the values of position k.
+template <int kHeads, int kVectors, typename T>
+inline void value_piece(const float* weights, int begin, int end, const T* const* rows, int column,
+                        float* sums, std::int64_t sum_stride) {
   F32x16 held[kHeads][kVectors];
   for (int h = 0; h < kHeads; ++h) {
     for (int v = 0; v < kVectors; ++v) held[h][v] = load16(sums + h * sum_stride + column + v * 16);
   }
   for (int k = begin; k < end; ++k) {
-    const auto* values = row(k) + column;
+    const T* values = rows[k] + column;
     F32x16 value[kVectors];
     for (int v = 0; v < kVectors; ++v) value[v] = load16(values + v * 16);
     for (int h = 0; h < kHeads; ++h) {
@@ -74,15 +74,15 @@ inline void value_piece(const float* weights, int begin, int end, const Row& row
   }
 }
 
-template <int kHeads, typename Row>
-inline void value_heads(const float* weights, int begin, int end, const Row& row, int dim,
-                        float* sums, int sum_stride) {
+template <int kHeads, typename T>
+inline void value_heads(const float* weights, int begin, int end, const T* const* rows, int dim,
+                        float* sums, std::int64_t sum_stride) {
   int column = 0;
   for (; column + kPieceVectors * 16 <= dim; column += kPieceVectors * 16) {
-    value_piece<kHeads, kPieceVectors>(weights, begin, end, row, column, sums, sum_stride);
+    value_piece<kHeads, kPieceVectors>(weights, begin, end, rows, column, sums, sum_stride);
   }
   for (; column < dim; column += 16) {
-    value_piece<kHeads, 1>(weights, begin, end, row, column, sums, sum_stride);
+    value_piece<kHeads, 1>(weights, begin, end, rows, column, sums, sum_stride);
   }
 }
 
@@ -95,19 +95,11 @@ template <typename Piece>
 inline void for_pieces(int heads, const Piece& piece) {
   int h = 0;
   for (; h + kPieceHeads <= heads; h += kPieceHeads) piece(h, HeadCount<kPieceHeads>());
-  switch (heads - h) {
-    case 3:
-      piece(h, HeadCount<3>());
-      break;
-    case 2:
-      piece(h, HeadCount<2>());
-      break;
-    case 1:
-      piece(h, HeadCount<1>());
-      break;
-    default:
-      break;
+  if constexpr (kPieceHeads > 3) {
+    if (heads - h == 3) piece(h, HeadCount<3>());
   }
+  if (heads - h == 2) piece(h, HeadCount<2>());
+  if (heads - h == 1) piece(h, HeadCount<1>());
 }
 
 template <typename T>
@@ -197,32 +189,33 @@ class VectorAttention {
   }
 
   void weigh_values(int first, int end, float* records) const {
-    const int group = step_.at.group, stride = step_.at.record;
-    const T* values = chunk_.template rows_of<T>(step_.args.v_cache);
-    const T* base_row = values + static_cast<std::int64_t>(chunk_.base) * dim_;
-    const T* step_row = values + static_cast<std::int64_t>(step_.prefix) * dim_;
-    const auto common_row = [&](int k) { return base_row + static_cast<std::int64_t>(k) * dim_; };
-    // What every node of the tile sees, in the same cache rows: all heads at once.
-    const int shared = max_of(0, min_of(chunk_.common, chunk_.visible(first)));
-    const auto weigh = [&](int head, int heads, int begin, int stop, const auto& row) {
+    const int group = step_.at.group;
+    const T* rows[kChunkKeys];
+    const auto weigh = [&](int head, int heads, int begin, int stop) {
       for_pieces(heads, [&](int h, auto count) {
         value_heads<decltype(count)::value>(
-            scores_ + (head + h) * kScoreStride, begin, stop, row, dim_,
-            records + static_cast<std::int64_t>(head + h) * stride, stride);
+            scores_ + (head + h) * kScoreStride, begin, stop, rows, dim_,
+            records + static_cast<std::int64_t>(head + h) * step_.at.record, step_.at.record);
       });
     };
-    weigh(0, (end - first) * group, 0, shared, common_row);
+    const T* values = chunk_.template rows_of<T>(step_.args.v_cache);
+    for (int k = 0; k < chunk_.common; ++k) {
+      rows[k] = values + static_cast<std::int64_t>(chunk_.base + k) * dim_;
+    }
+    // What every node of the tile sees, in the same cache rows: all heads at once.
+    const int shared = max_of(0, min_of(chunk_.common, chunk_.visible(first)));
+    weigh(0, (end - first) * group, 0, shared);
     for (int node = first; node < end; ++node) {
-      const int n = chunk_.visible(node), head = (node - first) * group;
+      const int n = chunk_.visible(node);
       if (n <= shared) continue;
       if (step_.tree()) {
         const std::uint16_t* own = step_.ancestors_of(node);
         const int skipped = step_.prefix - chunk_.base;
-        weigh(head, group, shared, n,
-              [&](int k) { return step_row + static_cast<std::int64_t>(own[k - skipped]) * dim_; });
-      } else {
-        weigh(head, group, shared, n, common_row);
+        for (int k = shared; k < n; ++k) {
+          rows[k] = values + static_cast<std::int64_t>(step_.prefix + own[k - skipped]) * dim_;
+        }
       }
+      weigh((node - first) * group, group, shared, n);
     }
   }
 

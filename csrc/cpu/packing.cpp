@@ -66,10 +66,13 @@ void pack_int8(const std::vector<float>& row, std::int64_t lane, std::int8_t* pa
   float largest = 0.0f;
   for (const float w : row) largest = std::max(largest, std::fabs(w));
   scale = largest / 127.0f;
+  // A scale below 2^-126 has few digits, and at last none.
+  const auto quantised = [scale](float w) {
+    return scale == 0.0f ? 0.0f : std::clamp(std::nearbyint(w / scale), -127.0f, 127.0f);
+  };
   for (std::size_t i = 0; i < row.size(); ++i) {
     const auto k = static_cast<std::int64_t>(i);
-    const int q = largest == 0.0f ? 0 : static_cast<int>(std::nearbyint(row[i] / scale));
-    panel[(k / 4 * kPanel + lane) * 4 + k % 4] = static_cast<std::int8_t>(q);
+    panel[(k / 4 * kPanel + lane) * 4 + k % 4] = static_cast<std::int8_t>(quantised(row[i]));
   }
 }
 
@@ -82,7 +85,9 @@ void pack_int4(const std::vector<float>& row, std::int64_t lane, unsigned char* 
     // The nibbles are chosen for the scale and the minimum as they are stored.
     const std::uint16_t low_bits = to_bf16(*low);
     const float minimum = widen(low_bits);
-    const std::uint16_t scale_bits = to_bf16((*high - minimum) / 15.0f);
+    float step = (*high - minimum) / 15.0f;
+    if (!std::isfinite(step)) step = *high / 15.0f - minimum / 15.0f;  // the difference overflows
+    const std::uint16_t scale_bits = to_bf16(step);
     const float scale = widen(scale_bits);
     std::memcpy(block + 2 * lane, &scale_bits, 2);
     std::memcpy(block + 2 * (kPanel + lane), &low_bits, 2);

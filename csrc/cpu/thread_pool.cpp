@@ -3,6 +3,7 @@
 #include <chrono>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -38,17 +39,45 @@ void spin_until(Done done) {
   }
 }
 
+// Default arithmetic for as long as it lives: a library may have this thread flush small numbers.
+class DefaultArithmetic {
+ public:
+#if defined(__x86_64__)
+  DefaultArithmetic() : held_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+  ~DefaultArithmetic() { _mm_setcsr(held_); }
+
+ private:
+  unsigned held_;
+#else
+  DefaultArithmetic() {}
+#endif
+  DefaultArithmetic(const DefaultArithmetic&) = delete;
+  DefaultArithmetic& operator=(const DefaultArithmetic&) = delete;
+};
+
 }  // namespace
 
 ThreadPool::ThreadPool(int threads) : size_(threads) {
-  if (threads < 1) {
+  if (threads < 1 || threads > kMaxThreads) {
     throw std::invalid_argument("num_threads=" + std::to_string(threads) +
-                                " is not valid: allowed is an integer >= 1.");
+                                " is not valid: allowed is an integer from 1 to " +
+                                std::to_string(kMaxThreads) + ".");
   }
-  for (int i = 1; i < size_; ++i) threads_.emplace_back([this, i] { work(i); });
+  threads_.reserve(static_cast<std::size_t>(size_));
+  try {
+    for (int i = 1; i < size_; ++i) threads_.emplace_back([this, i] { work(i); });
+  } catch (const std::system_error& error) {
+    const std::size_t given = threads_.size() + 1;
+    stop();
+    throw std::runtime_error("num_threads=" + std::to_string(threads) +
+                             " is not possible here: the system gave " + std::to_string(given) +
+                             " (" + error.what() + "). Pass a smaller number.");
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   {
     const std::lock_guard<std::mutex> lock(sleep_);
     stop_ = true;
@@ -60,6 +89,7 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::run(const std::function<void(int)>& job) {
   const std::lock_guard<std::mutex> turn(turn_);
+  const DefaultArithmetic arithmetic;
   if (size_ == 1) {
     job(0);
     return;
@@ -89,6 +119,7 @@ void ThreadPool::barrier() {
 }
 
 void ThreadPool::work(int index) {
+  const DefaultArithmetic arithmetic;
   unsigned seen = 0;
   while (true) {
     const auto start = std::chrono::steady_clock::now();
