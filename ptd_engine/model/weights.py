@@ -28,7 +28,7 @@ _LISTED = 8
 
 
 def load_model(
-    path: str | Path,
+    source: str | Path | Checkpoint,
     *,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "cpu",
@@ -37,10 +37,10 @@ def load_model(
     max_seq_len: int | None = None,
     num_threads: int | None = None,
 ) -> CausalLM:
-    """Load a model from a directory with safetensors files or from a GGUF file.
+    """Load a model from a directory with safetensors files, a GGUF file, or an open checkpoint.
 
     Args:
-        path: a local directory or .gguf file.
+        source: a local directory, a .gguf file, or what offers the same.
         dtype: a name or torch dtype as `precision.resolve_precision` takes it.
         device: where the weights go.
         kernels: backend name for `select_ops`, or ops that are already chosen.
@@ -53,7 +53,7 @@ def load_model(
         ConfigError: bad dtype, kernels or max_seq_len.
     """
     device = torch.device(device)
-    checkpoint = open_checkpoint(Path(path))
+    checkpoint = open_checkpoint(Path(source)) if isinstance(source, str | Path) else source
     config = ModelConfig.from_hf(checkpoint.config).with_eos(
         checkpoint.generation_config.get("eos_token_id"), "generation_config.json: eos_token_id"
     )

@@ -67,6 +67,10 @@ PYTHON_RULES: Mapping[str, Rule] = {
         | {"_core", "drafters", "hub", "text", "runner", "turnstile", "streamers", "engine"},
         *("torch", "numpy"),
     ),
+    "hf": _rule(
+        _EXECUTION | {"checks", "_core", "drafters", "runner", "streamers", "engine"},
+        *("torch", "transformers"),
+    ),
     FACADE: _rule(_BASE | {"llm"}),
     "cli": _rule(
         _EXECUTION | {"_core", "drafters", "hub", "text", "runner", "engine", "llm", FACADE},
