@@ -47,6 +47,22 @@ void pack(const CpuWeight& weight, bool source_is_bf16, Address source, Address 
                    at<const void>(bias), block);
 }
 
+// Records what `call` does. In one piece, so that whatever ends the call, an interrupt from the
+// keyboard between two lines of Python included, the executor does not go on recording.
+std::shared_ptr<cpu::Program> record(cpu::Executor& executor, const py::function& call) {
+  {
+    const py::gil_scoped_release unlocked;
+    executor.begin_recording();
+  }
+  try {
+    call();
+  } catch (...) {
+    executor.end_recording();
+    throw;
+  }
+  return executor.end_recording();
+}
+
 void linear(cpu::Executor& executor, bool is_bf16, int rows, Address x, const CpuWeight& weight,
             Address out, bool out_f32) {
   cpu::LinearArgs a{};
@@ -231,8 +247,7 @@ void bind_cpu(py::module_& m) {
       .def_property_readonly(
           "isa", [](const cpu::Executor& e) { return std::string(cpu::isa_name(e.isa())); })
       .def_property_readonly("num_threads", &cpu::Executor::threads)
-      .def("begin_recording", &cpu::Executor::begin_recording, unlocked)
-      .def("end_recording", &cpu::Executor::end_recording, unlocked)
+      .def("record", &record)
       .def("run", &cpu::Executor::run, unlocked)
       .def("linear", &linear, unlocked)
       .def("head", &head, unlocked)

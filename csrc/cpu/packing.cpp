@@ -85,9 +85,13 @@ void pack_int4(const std::vector<float>& row, std::int64_t lane, unsigned char* 
     // The nibbles are chosen for the scale and the minimum as they are stored.
     const std::uint16_t low_bits = to_bf16(*low);
     const float minimum = widen(low_bits);
-    float step = (*high - minimum) / 15.0f;
-    if (!std::isfinite(step)) step = *high / 15.0f - minimum / 15.0f;  // the difference overflows
-    const std::uint16_t scale_bits = to_bf16(step);
+    if (!std::isfinite(*high - minimum)) {
+      throw std::invalid_argument(
+          "weights from " + std::to_string(*low) + " to " + std::to_string(*high) +
+          " cannot be quantised to int4: allowed is a range that a float "
+          "holds. Check the checkpoint, or load it in bfloat16 or float32.");
+    }
+    const std::uint16_t scale_bits = to_bf16((*high - minimum) / 15.0f);
     const float scale = widen(scale_bits);
     std::memcpy(block + 2 * lane, &scale_bits, 2);
     std::memcpy(block + 2 * (kPanel + lane), &low_bits, 2);

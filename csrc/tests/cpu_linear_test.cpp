@@ -337,6 +337,49 @@ void packing_refuses_what_it_cannot_quantise() {
   }
 }
 
+// What packing makes of a single row of weights.
+std::vector<float> packed_and_read(WeightFormat format, const std::vector<float>& weight) {
+  const WeightShape shape{format, 1, static_cast<std::int64_t>(weight.size()), false};
+  Block block(packed_bytes(shape));
+  pack_weight(shape, DType::kF32, weight.data(), nullptr, block.get());
+  const std::int32_t id = 0;
+  std::vector<float> out(weight.size());
+  EmbedArgs args{};
+  args.token_ids = &id;
+  args.table = packed_view(shape, block.get());
+  args.out = out.data();
+  args.rows = 1;
+  kernels(Isa::kScalar).embed(args, DType::kF32, Share{0, 1});
+  return out;
+}
+
+void extreme_weights_are_quantised_to_their_like() {
+  const float least = std::numeric_limits<float>::denorm_min();
+  for (const WeightFormat format : {WeightFormat::kInt8, WeightFormat::kInt4}) {
+    const std::vector<float> zeros(70, 0.0f);
+    CHECK(packed_and_read(format, zeros) == zeros);
+    // Below 2^-126 a scale has few digits: 180 of the least number are 127 or so, and not -76.
+    for (const float top : {1.0f, 63.0f, 180.0f, 1e5f}) {
+      std::vector<float> weight(32, 0.0f);
+      weight[1] = top * least;
+      weight[2] = -top * least;
+      const auto read = packed_and_read(format, weight);
+      CHECK(std::fabs(read[1]) <= 2 * top * least && std::fabs(read[2]) <= 2 * top * least);
+      if (format == WeightFormat::kInt8) CHECK(read[0] == 0.0f && read[1] == -read[2]);
+      if (format == WeightFormat::kInt8) CHECK(read[1] >= 0.0f);
+    }
+  }
+  // An outlier takes the resolution of its row, but stays what it is.
+  std::vector<float> weight(32, 1.0f);
+  weight[7] = 3e38f;
+  CHECK(std::fabs(packed_and_read(WeightFormat::kInt8, weight)[7] / 3e38f - 1) < 1e-6f);
+  CHECK(std::fabs(packed_and_read(WeightFormat::kInt4, weight)[7] / 3e38f - 1) < 1e-2f);
+  // A group whose ends are further apart than a float holds has no scale.
+  weight[8] = -3e38f;
+  CHECK(std::fabs(packed_and_read(WeightFormat::kInt8, weight)[8] / 3e38f + 1) < 1e-6f);
+  CHECK_THROWS(packed_and_read(WeightFormat::kInt4, weight), std::invalid_argument);
+}
+
 }  // namespace
 
 int main() {
@@ -347,4 +390,5 @@ int main() {
   head_takes_the_lowest_of_equals_and_reports_what_is_not_finite();
   a_row_that_is_not_finite_stays_so_when_quantised();
   packing_refuses_what_it_cannot_quantise();
+  extreme_weights_are_quantised_to_their_like();
 }

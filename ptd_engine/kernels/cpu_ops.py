@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ptd_engine import _core
+from ptd_engine.errors import ConfigError
 from ptd_engine.kernels.cpu_weights import WeightStore
 from ptd_engine.kernels.ops import LinearWeight, SelectMode, StepScratch, WeightFormat
 from ptd_engine.kernels.processing import Processing
@@ -92,6 +93,13 @@ class _CpuOps:
     def _pack(
         self, weight: Tensor, bias: Tensor | None, stored: WeightFormat = "float"
     ) -> LinearWeight:
+        if weight.dtype != self.dtype or weight.device.type != "cpu":
+            raise ConfigError.for_field(
+                "kernels",
+                f"CPU kernels for {self.dtype}",
+                f"kernels made for the model's own dtype, here {weight.dtype} on {weight.device}",
+                "Pass the same dtype and device to `select_ops` and to the model.",
+            )
         return self.store.pack(weight, bias, self._layout(stored))
 
     def linear(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:
@@ -364,11 +372,7 @@ class _CpuOps:
     def record(self, call: Callable[[], None]) -> Callable[[], None]:
         """See `ops.Record`."""
         executor = self.executor
-        executor.begin_recording()
-        try:
-            call()
-        finally:
-            program = executor.end_recording()
+        program = executor.record(call)
         return lambda: executor.run(program)
 
 
@@ -385,7 +389,10 @@ def _address(tensor: Tensor | None) -> int:
 def load(request: KernelRequest) -> Mapping[str, object]:
     """The ops by name, over a new team of threads."""
     threads = torch.get_num_threads() if request.num_threads is None else request.num_threads
-    executor = _core.CpuExecutor(request.variant or "auto", threads)
+    try:
+        executor = _core.CpuExecutor(request.variant or "auto", threads)
+    except (ValueError, RuntimeError) as error:  # more threads than there may be
+        raise ConfigError(str(error)) from error
     ops = _CpuOps(executor, request.dtype, request.weight_format, WeightStore())
     return {
         "pack_linear": ops.pack_linear,

@@ -5,6 +5,8 @@
 // prefix) are read through pointers.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <functional>
 #include <initializer_list>
 #include <memory>
@@ -13,7 +15,6 @@
 #include <vector>
 
 #include "ptd/cpu/kernels.h"
-#include "ptd/cpu/thread_pool.h"
 
 namespace ptd::cpu {
 
@@ -23,20 +24,27 @@ class Program {
   using Stage = std::function<void(unsigned char* scratch, Share)>;
 
   void add(Stage stage) { stages_.push_back(std::move(stage)); }
+  void need_scratch(std::int64_t bytes) {
+    if (bytes > scratch_bytes_) scratch_bytes_ = bytes;
+  }
   void clear() { stages_.clear(); }
   const std::vector<Stage>& stages() const { return stages_; }
+  std::int64_t scratch_bytes() const { return scratch_bytes_; }
 
  private:
   std::vector<Stage> stages_;
+  std::int64_t scratch_bytes_ = 0;  // the most that one of the stages needs
 };
 
+// In a process that was forked, an executor starts threads of its own when it is first used.
 class Executor {
  public:
-  // threads: 1 and more.
+  // threads: see ThreadPool.
   Executor(Isa isa, int threads);
+  ~Executor();
 
   Isa isa() const { return isa_; }
-  int threads() const { return pool_.size(); }
+  int threads() const { return threads_; }
 
   // From here to end_recording() the operations that this thread calls are recorded and not run;
   // other threads wait. Throws std::logic_error if this thread records already.
@@ -55,21 +63,20 @@ class Executor {
   void select(const SelectArgs& args);
 
  private:
+  struct Team;
+
   template <typename Args>
   void do_stages(const Args& args, std::int64_t scratch_bytes,
                  std::initializer_list<void (*)(const Args&, Share)> stages);
-  void need_scratch(std::int64_t bytes);
-  void finish(Program& program);
+  void finish(Team& team, Program& program);
+  Team& team();
 
   Isa isa_;
   const Kernels& kernels_;
-  ThreadPool pool_;
-  std::recursive_mutex mutex_;          // guards what follows
-  std::shared_ptr<Program> recording_;  // null while nothing is recorded
-  Program immediate_;
-  // Working memory of all programs: one runs at a time.
-  std::vector<unsigned char> memory_;
-  unsigned char* scratch_ = nullptr;  // within memory_, aligned to 64 bytes
+  int threads_;
+  std::unique_ptr<Team> team_;
+  std::atomic<long> process_;  // whose threads the team has
+  std::mutex replacing_;       // guards the change to a new team
 };
 
 }  // namespace ptd::cpu

@@ -1,5 +1,6 @@
 // A team of threads that work on one job at a time, with a barrier cheap enough for use between the
-// operations of a layer.
+// operations of a layer. All of them round to nearest and keep numbers below 2^-126, whatever the
+// caller's thread is set to: a result does not depend on who computes it.
 #pragma once
 
 #include <atomic>
@@ -13,7 +14,10 @@ namespace ptd::cpu {
 
 class ThreadPool {
  public:
-  // The caller of run() is one of the `threads`. Throws std::invalid_argument below 1.
+  static constexpr int kMaxThreads = 1024;
+
+  // The caller of run() is one of the `threads`. Throws std::invalid_argument unless they are 1 to
+  // kMaxThreads, std::runtime_error if the system does not give as many.
   explicit ThreadPool(int threads);
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -30,6 +34,7 @@ class ThreadPool {
 
  private:
   void work(int index);
+  void stop();
 
   int size_;
   std::mutex turn_;
