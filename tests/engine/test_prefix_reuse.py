@@ -87,3 +87,23 @@ def test_small_chunks_behind_a_reused_prefix(tiny_llama: CausalLM) -> None:
     got = finish(engine, prompt, MODES["greedy"])
     assert got.token_ids == finish(fresh, prompt, MODES["greedy"]).token_ids
     assert got.stats.reused_tokens >= 20
+
+
+def test_behind_a_cancelled_request_the_shared_prefix_is_the_committed_one(
+    tiny_llama: CausalLM,
+) -> None:
+    engine = make_engine(tiny_llama, reuse_prefix=True)
+    for steps in range(6):
+        cancelled = engine.generate(list(range(5, 15)), MODES["greedy"])
+        for _ in range(steps):
+            next(cancelled)
+        cancelled.close()
+        prompt = [*range(5, 15), *cancelled.token_ids, 60, 61]
+        fresh = make_engine(tiny_llama)
+        got = finish(engine, prompt, MODES["greedy"])
+        assert got.token_ids == finish(fresh, prompt, MODES["greedy"]).token_ids
+        for ours, theirs in zip(
+            cached(engine, len(prompt)), cached(fresh, len(prompt)), strict=True
+        ):
+            assert torch.equal(ours, theirs)
+        assert got.stats.reused_tokens >= 9
