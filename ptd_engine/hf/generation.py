@@ -69,11 +69,10 @@ def generate(
             do_sample=do_sample,
             seed=_number(seed) if do_sample else 0,
         )
-        budget = params.max_new_tokens
-        room = budget if isinstance(budget, int) else model.config.max_position_embeddings
-        engine = engine_for(
-            model, drafter=drafter, kernels=kernels, context=len(prompt) + max(1, room)
-        )
+        context = max(len(prompt) + 1, model.config.max_position_embeddings)
+        if isinstance(params.max_new_tokens, int):
+            context = len(prompt) + max(1, params.max_new_tokens)
+        engine = engine_for(model, drafter=drafter, kernels=kernels, context=context)
         generation = engine.generate(prompt, params, stop_check)
         try:
             for step in generation:

@@ -55,8 +55,10 @@ def engine_for(model: Any, *, drafter: DrafterSpec, kernels: str, context: int) 
     with _lock:
         found, state = _served.get(model), _state_of(model)
         wanted = resolve(drafter, model.device.type)
+        longest = 0 if found is None else found.engine.max_seq_len
         if found is None or found.state != state or found.kernels != kernels:
-            _served.pop(model, None)  # the old weights need not be kept beside the new ones
+            found = None  # no old weights beside the new ones
+            _served.pop(model, None)
             loaded = load_model(
                 ModelCheckpoint(model), device=model.device, kernels=kernels, max_seq_len=1
             )
@@ -64,8 +66,7 @@ def engine_for(model: Any, *, drafter: DrafterSpec, kernels: str, context: int) 
             return found.engine
         else:
             loaded = found.model
-        length = max(context, found.engine.max_seq_len if found is not None else 0)
-        engine = _make_engine(loaded, wanted, length)
+        engine = _make_engine(loaded, wanted, max(context, longest))
         _served[model] = _Served(state, kernels, loaded, wanted, engine)
         return engine
 
