@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -62,6 +63,7 @@ class LlamaCpp:
                     stdout=subprocess.PIPE,
                     stderr=self._log,
                     text=True,
+                    env=_own_environment(),
                 )
             except OSError as error:
                 raise ConfigError.for_field(
@@ -134,3 +136,10 @@ def matrix_types(gguf: Path) -> str:
     """
     kinds = [t.ggml_type.name for t in read_gguf_header(gguf).tensors.values() if len(t.shape) > 1]
     return " + ".join(sorted(set(kinds), key=lambda kind: (-kinds.count(kind), kind)))
+
+
+def _own_environment() -> dict[str, str]:
+    """The environment without what suits torch: passive waiting makes llama.cpp's threads sleep
+    between its operations.
+    """
+    return {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}

@@ -19,6 +19,7 @@ inline constexpr int kTileHeads = 16;
 inline constexpr int kScoreStride = kChunkKeys + 16;
 inline constexpr int kWeightStride = kChunkKeys + 32;
 inline constexpr int kBlockTiles = 16;  // at most so many tiles share one packing of the keys
+inline constexpr int kStagedTiles = 8;  // of values that one node sees, ready at once
 // Up to so many heads a key/value head, the chunks are spread over the threads and joined
 // afterwards. Above it the tiles are spread, and whoever has a tile goes through all its chunks.
 inline constexpr int kSplitHeads = 48;
@@ -48,7 +49,7 @@ struct AttentionLayout {
   std::int64_t scores;       // float [2, 16, kScoreStride]
   std::int64_t weights;      // bf16 [2, 16, kWeightStride]
   std::int64_t step_scores;  // float [16, rows in multiples of 16]
-  std::int64_t staging;      // 8 tiles of values, or a block of keys
+  std::int64_t staging;      // kStagedTiles of values, or a block of keys
   std::int64_t sums;         // float [2, 16, head_dim]
   std::int64_t records;      // of two tiles in one chunk
   std::int64_t states;       // of a block's heads over the chunks so far
@@ -87,7 +88,7 @@ static inline AttentionLayout attention_layout(const AttentionArgs& args) {
   at.scores = place(4 * 2 * kTileHeads * kScoreStride);
   at.weights = place(2 * 2 * kTileHeads * kWeightStride);
   at.step_scores = place(4 * kTileHeads * padded_rows);
-  at.staging = place(2 * 8 * 32 * dim);
+  at.staging = place(2 * kStagedTiles * 32 * dim);
   at.sums = place(4 * 2 * kTileHeads * dim);
   at.records = place(4 * 2 * kTileHeads * at.record);
   at.states = place(4 * kBlockTiles * kTileHeads * at.record);

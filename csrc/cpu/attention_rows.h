@@ -87,9 +87,8 @@ inline float largest_score(const float* scores, int n, float scale) {
 struct Chunk {
   const AttentionStep& step;
   int head = 0;
-  int base = 0;  // position of its first key
-  int common =
-      0;  // its keys that lie in the cache row of their position, as far as they are needed
+  int base = 0;      // position of its first key
+  int common = 0;    // its keys below common_keys(), as far as they are needed
   bool own = false;  // whether a node finds keys in other rows: those of its ancestors
 
   // The chunk as the nodes [first, end) need it.

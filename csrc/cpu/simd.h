@@ -120,8 +120,8 @@ inline void store16(bf16* p, F32x16 a, int n) {
 }
 // Two vectors side by side: one store, which is a whole line where p is aligned to 64 bytes.
 inline void store32(bf16* p, F32x16 lo, F32x16 hi) {
-  const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(round16_bf16(lo.v)),
-                                          round16_bf16(hi.v), 1);
+  const __m512i both =
+      _mm512_inserti64x4(_mm512_castsi256_si512(round16_bf16(lo.v)), round16_bf16(hi.v), 1);
   _mm512_storeu_si512(p, both);
 }
 inline F32x16 add(F32x16 a, F32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
