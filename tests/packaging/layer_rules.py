@@ -177,7 +177,9 @@ _STANDARD = re.compile(r"<[a-z_0-9]+>$")  # <vector>: neither a folder nor a .h
 _PUBLIC = re.compile(r'"ptd/[a-z_0-9]+\.h"$')
 _LOCAL = re.compile(r'"[a-z_0-9]+\.h"$')
 _CPU = re.compile(r'"ptd/cpu/[a-z_0-9]+\.h"$')
-_SYSTEM = re.compile(r"<(immintrin|cpuid|math|unistd|sys/mman|sys/syscall)\.h>$")
+_SYSTEM = re.compile(
+    r"<(immintrin|cpuid|math|unistd|sys/mman|sys/resource|sys/syscall|sys/wait)\.h>$"
+)
 _PYBIND = re.compile(r"<pybind11/[a-z_0-9/]+\.h>$")
 
 # Folder of csrc -> forms of #include it may use. Only bindings know Python, nothing knows torch,
