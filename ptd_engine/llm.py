@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
+from typing import Any
 
 import torch
 
@@ -206,10 +207,18 @@ class LLM:
             )
         return [*prompt]
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Token ids of a conversation in the model's chat template, ready for the answer."""
         check_messages(messages)
-        return self.tokenizer.apply_chat_template([dict(m) for m in messages])
+        return self.tokenizer.apply_chat_template(
+            [dict(m) for m in messages], tools=tools, template_kwargs=template_kwargs
+        )
 
     def generate(
         self,
@@ -248,21 +257,35 @@ class LLM:
         messages: Sequence[Message],
         params: SamplingParams | None = None,
         *,
+        tools: Sequence[Any] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
         streamer: Streamer | None = None,
     ) -> GenerationOutput:
         """Answer a conversation: a list of {"role": ..., "content": ...}; the rest as `generate`.
 
+        Args:
+            tools: functions the model may call: JSON schemas or Python functions.
+            template_kwargs: further variables of the chat template, for example `enable_thinking`.
+
         Raises:
-            PromptError: no messages, or the model has no chat template.
+            PromptError: no messages, the model has no chat template, or the template does not know
+                tools or a variable.
         """
+        prompt = self.encode_chat(messages, tools=tools, template_kwargs=template_kwargs)
         with Feed(streamer) as feed:
-            return self._last_output(self.encode_chat(messages), params, feed)
+            return self._last_output(prompt, params, feed)
 
     def stream_chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Any] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> ChunkStream:
         """As `chat`, in chunks."""
-        return self._stream(self.encode_chat(messages), params)
+        prompt = self.encode_chat(messages, tools=tools, template_kwargs=template_kwargs)
+        return self._stream(prompt, params)
 
     def resolve(self, params: SamplingParams | None = None) -> ResolvedParams:
         """What a request with these parameters is decoded by: open fields filled.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from ptd_engine.text.decoder_stages import decoder_stages
 from ptd_engine.text.eos import eos_union
 from ptd_engine.text.gguf_tokenizer import tokenizer_from_gguf
 from ptd_engine.text.stream import IncrementalDecoder
+
+# What `render_chat` decides itself.
+_SET_BY_ENGINE = frozenset({"messages", "tokenize", "add_generation_prompt", "chat_template"})
 
 
 class Tokenizer:
@@ -106,11 +110,22 @@ class Tokenizer:
         """Whether `apply_chat_template` can be used."""
         return bool(self.hf.chat_template)
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
         """The prompt text of a conversation, up to where the assistant's answer begins.
 
+        Args:
+            tools: functions the model may call: JSON schemas or Python functions.
+            template_kwargs: further variables of the template, for example `enable_thinking`.
+
         Raises:
-            PromptError: no template, no messages, or messages that the template refuses.
+            PromptError: no template, no messages, messages that the template refuses, or tools
+                and variables that it does not know.
         """
         if not self.has_chat_template:
             raise PromptError(
@@ -118,9 +133,15 @@ class Tokenizer:
             )
         if not messages:
             raise PromptError.for_field("messages", messages, "at least one message")
+        variables = dict(template_kwargs or {})
+        self._check_variables([*variables, *(["tools"] if tools else [])])
         try:
             text = self.hf.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+                [dict(message) for message in messages],
+                tools=list(tools) if tools else None,
+                tokenize=False,
+                add_generation_prompt=True,
+                **variables,
             )
         except (TemplateError, TypeError, ValueError, KeyError) as error:
             raise PromptError(
@@ -129,13 +150,32 @@ class Tokenizer:
             ) from error
         return str(text)
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The prompt ids of a conversation.
+    def _check_variables(self, names: Sequence[str]) -> None:
+        """A template passes over what it does not know, and the answer would be another one."""
+        template = str(self.hf.chat_template)
+        for name in names:
+            if name in _SET_BY_ENGINE or not re.search(rf"\b{re.escape(name)}\b", template):
+                raise PromptError.for_field(
+                    "template_kwargs",
+                    name,
+                    "variables that this model's chat template reads",
+                    "Leave it out, or see `tokenizer.hf.chat_template` for their names.",
+                )
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The prompt ids of a conversation; arguments as for `render_chat`.
 
         The template writes BOS itself where the model wants it; none is added, so there are never
         two.
         """
-        return self.encode(self.render_chat(messages), add_special_tokens=False)
+        text = self.render_chat(messages, tools=tools, template_kwargs=template_kwargs)
+        return self.encode(text, add_special_tokens=False)
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:

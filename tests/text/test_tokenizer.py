@@ -116,3 +116,26 @@ def test_unusable_paths(tmp_path: Path) -> None:
     (tmp_path / "empty" / "tokenizer.json").write_text("{}")
     with pytest.raises(CheckpointError, match="cannot be loaded"):
         load_tokenizer(tmp_path / "empty")
+
+
+def test_template_variables_and_tools_reach_the_template(byte_level: Tokenizer) -> None:
+    byte_level.hf.chat_template = (
+        "{% if tools %}[{{ tools[0]['name'] }}]{% endif %}{{ messages[0]['content'] }}"
+        "{% if enable_thinking %}<think>{% endif %}"
+    )
+    messages = [{"role": "user", "content": "hi"}]
+    assert byte_level.render_chat(messages) == "hi"
+    thinking = byte_level.render_chat(messages, template_kwargs={"enable_thinking": True})
+    assert thinking == "hi<think>"
+    assert byte_level.render_chat(messages, tools=[{"name": "clock"}]) == "[clock]hi"
+
+
+@pytest.mark.parametrize("name", ["enable_thinking", "tools", "tokenize", "chat_template"])
+def test_what_a_template_does_not_read_is_refused(byte_level: Tokenizer, name: str) -> None:
+    byte_level.hf.chat_template = "{{ messages[0]['content'] }}"
+    tools = [{"name": "clock"}] if name == "tools" else None
+    variables = None if tools else {name: True}
+    with pytest.raises(PromptError, match=f"template_kwargs='{name}'.*chat template reads"):
+        byte_level.render_chat(
+            [{"role": "user", "content": "hi"}], tools=tools, template_kwargs=variables
+        )
