@@ -132,6 +132,7 @@ class _Chooser:
     def __init__(self, request: KernelRequest, backends: Sequence[Backend]) -> None:
         self._request, self._backends = request, backends
         self._loaded: dict[str, str | Mapping[str, object]] = {}
+        self._variants: dict[str, str] = {}
 
     def choose(self, op: str, name: str, field: str) -> tuple[object, OpChoice]:
         """The op's callable, from `name` or, for "auto", from the first that can serve."""
@@ -180,6 +181,13 @@ class _Chooser:
             reason = backend.auto_probe(self._request)
             if reason is not None:
                 return reason
+        if self._variants.setdefault(backend.name, variant) != variant:
+            raise ConfigError.for_field(
+                "overrides",
+                f"{backend.name}:{variant or 'auto'}",
+                f"one variant of {backend.name} for all ops",
+                f"{backend.name}:{self._variants[backend.name] or 'auto'} is asked for as well.",
+            )
         if backend.name not in self._loaded:
             request = replace(self._request, variant=variant)
             reason = backend.probe(request)

@@ -80,3 +80,9 @@ def test_recording_needs_all_ops_of_a_pass_from_one_backend() -> None:
 def test_the_number_of_threads_is_checked(threads: int) -> None:
     with pytest.raises(ConfigError, match=f"num_threads={threads}"):
         select_ops("cpu", num_threads=threads)
+
+
+def test_one_variant_of_a_backend_serves_all_ops() -> None:
+    with pytest.raises(ConfigError, match=r"cpu:scalar.*one variant.*cpu:auto"):
+        select_ops("cpu", overrides={"silu_mul": "cpu:scalar"})
+    assert select_ops("cpu:scalar", overrides={"silu_mul": "cpu:scalar"}).record is not None
