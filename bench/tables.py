@@ -65,6 +65,7 @@ BLOCKS = (
         "verify",
         [
             "verify_bfloat16_greedy.json",
+            "verify_int8_greedy.json",
             "verify_int8_sampled.json",
         ],
         renderers.render_verified,
