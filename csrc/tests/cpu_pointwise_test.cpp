@@ -395,7 +395,6 @@ void embedding_rows_come_out_of_every_packing() {
                                              PackedTable::kPaddedRows,
                                              table.panels.data(),
                                              table.scales.data(),
-                                             nullptr,
                                              nullptr};
       const std::vector<std::int32_t> ids = {0, 36, 15, 16, 17, 0};
       std::vector<double> expected;
