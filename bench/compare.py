@@ -123,7 +123,9 @@ def run(args: argparse.Namespace) -> Document:
     with ExitStack() as stack:
         if not args.without_transformers:
             checkpoint = open_checkpoint(hub.resolve_model(args.model))
-            field["transformers"] = Transformers(checkpoint, model.dtype, model.device, stop_ids)
+            field["transformers"] = Transformers(
+                checkpoint, model.dtype, model.device, stop_ids, base.tokenizer.vocab_size
+            )
         if args.llama_python is not None:
             peer = LlamaCpp(
                 args.llama_python,

@@ -97,6 +97,7 @@ class Transformers:
         dtype: torch.dtype,
         device: torch.device,
         stop_ids: Sequence[int],
+        vocab_limit: int | None = None,
     ) -> None:
         """Build the model of transformers.
 
@@ -127,6 +128,9 @@ class Transformers:
         self._model: Any = model.to(device)
         self._device = device
         self._stop_ids = list(stop_ids)
+        # Ids of the padded tail stand for no token; this engine never emits them either.
+        size = self._model.config.vocab_size
+        self._padding = list(range(size if vocab_limit is None else vocab_limit, size))
 
     def generate(self, prompt: list[int], max_new_tokens: int) -> Timed:
         """See `Contestant`."""
@@ -137,6 +141,7 @@ class Transformers:
             max_new_tokens=max_new_tokens,
             use_cache=True,
             eos_token_id=self._stop_ids or None,
+            suppress_tokens=self._padding or None,
             pad_token_id=0,  # never used with one sequence; without it generate() warns
         )
         arrivals = _Arrivals()

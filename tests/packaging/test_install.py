@@ -147,7 +147,7 @@ def test_wheel_has_every_module_and_nothing_else(installed: Installation) -> Non
     assert modules <= names
     tops = {name.split("/", 1)[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"ptd_engine"}
-    headers = {path.name for path in (ROOT / "csrc/include/ptd").glob("*.h")}
+    headers = {path.name for path in (ROOT / "csrc/include/ptd").rglob("*.h")}
     assert headers == {Path(name).name for name in names if name.endswith(".h")}
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
