@@ -97,6 +97,7 @@ def test_importing_every_module_leaves_no_trace() -> None:
     # torch and transformers are imported first: what they do is not ours.
     result = run(
         "import os, threading, torch, transformers, torch.nn.functional\n"
+        "import transformers.generation.utils\n"
         "torch.ones(2) @ torch.ones(2)\n"
         "before = dict(os.environ), threading.active_count(), torch.get_default_dtype(), "
         "torch.get_num_threads(), torch.is_grad_enabled()\n"
