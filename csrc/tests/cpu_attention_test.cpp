@@ -51,9 +51,8 @@ float round_to(DType dtype, float value) {
 // Element `at` of the query (kind 0), key (1) or value (2) of a token: uniform in [-1, 1).
 float element(DType dtype, int kind, int token, int at) {
   if (token == kPoison) return kNaN;
-  std::uint64_t x = static_cast<std::uint64_t>(token) << 32 | static_cast<std::uint64_t>(kind)
-                                                                  << 24;
-  x = (x + static_cast<std::uint64_t>(at) + 1) * 0x9e3779b97f4a7c15u;
+  std::uint64_t x = static_cast<std::uint64_t>(token) * 4 + static_cast<std::uint64_t>(kind);
+  x = ((x << 24) + static_cast<std::uint64_t>(at) + 1) * 0x9e3779b97f4a7c15u;
   x = (x ^ x >> 29) * 0xbf58476d1ce4e5b9u;
   x ^= x >> 32;
   return round_to(dtype, static_cast<float>(static_cast<std::int32_t>(x & 0xffffff)) / 8388608 - 1);
@@ -109,10 +108,12 @@ std::vector<int> ancestors_of(const Step& step, int row) {  // ascending, the ro
   return list;
 }
 
+// The output of a step: [rows, q_heads * head_dim]. The cache has `slack` rows behind those of the
+// step, filled with `slack_value`. Every thread's share is computed in turn, the last one first.
 Tensor run(const Kernels& kernels, DType dtype, Shape shape, const Step& step, int team = 1,
            int slack = 5, float slack_value = kNaN) {
-  const int rows = static_cast<int>(step.rows.size()),
-            prefix = static_cast<int>(step.committed.size());
+  const int rows = static_cast<int>(step.rows.size());
+  const int prefix = static_cast<int>(step.committed.size());
   const int dim = shape.head_dim, capacity = prefix + rows + slack;
   const int q_width = shape.q_heads * dim, kv_width = shape.kv_heads * dim;
   Tensor q(dtype, std::int64_t{rows} * q_width), out = q;
@@ -138,8 +139,9 @@ Tensor run(const Kernels& kernels, DType dtype, Shape shape, const Step& step, i
   if (!step.parents.empty()) {
     mask.resize(std::size_t(rows) * words);
     for (int i = 0; i < rows; ++i) {
-      for (int a : ancestors_of(step, i))
+      for (int a : ancestors_of(step, i)) {
         mask[std::size_t(i) * words + a / 64] |= std::uint64_t{1} << a % 64;
+      }
     }
   }
   AttentionArgs args{};
@@ -252,6 +254,8 @@ void agrees_with_the_reference(const std::vector<const Kernels*>& tables) {
         probes.push_back(probe);
       }
       for (const Kernels* kernels : tables) {
+        // The scalar ones are slow under sanitizers, and of the same source as the others.
+        if (kernels == tables.front() && i % 3 != 1 && i < 16) continue;
         const Tensor out = run(*kernels, dtype, shape, step);
         for (const Probe& p : probes) {
           const float got =
@@ -375,14 +379,17 @@ int main() {
   }
   agrees_with_the_reference(tables);
   for (const Kernels* kernels : tables) {
+    const bool scalar = kernels == tables.front();
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      for (const Shape shape : {Shape{9, 3, 64}, Shape{7, 1, 80}, Shape{2, 2, 32}}) {
+      for (const Shape shape : {Shape{2, 2, 32}, Shape{9, 3, 64}, Shape{7, 1, 80}}) {
+        if (scalar && shape.head_dim != 32) continue;
         const Setting setting{*kernels, dtype, shape};
         a_row_of_a_tree_is_a_row_alone(setting);
         other_rows_change_nothing(setting);
         teams_change_nothing(setting);
       }
       for (const Shape shape : {Shape{6, 2, 32}, Shape{5, 1, 48}}) {
+        if (scalar && shape.head_dim != 48) continue;
         a_prompt_may_be_cut_anywhere({*kernels, dtype, shape});
       }
     }
