@@ -15,7 +15,7 @@ from .errors import ConfigError
 DrafterSpec = str | PTDConfig | _core.Drafter
 
 # What a bare "ptd" means. On a GPU 64 rows cost about as much as one, so the paper's tree pays. On
-# a CPU every row costs: these are the best of the sweep in docs/cpu_tree.md.
+# a CPU every row costs: docs/cpu_tree.md measures this tree among others.
 GPU_DEFAULT = PTDConfig()
 CPU_DEFAULT = PTDConfig(
     width=1, depth=2, max_draft_nodes=2, max_candidate_nodes=8, recycle_verified=True
