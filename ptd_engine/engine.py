@@ -69,8 +69,9 @@ class Engine:
                 prompt and output of the last one, from the first token on.
 
         Raises:
-            ConfigError: an unknown `on_busy`.
+            ConfigError: an unknown `on_busy`, a `reuse_prefix` that is not a truth value.
         """
+        check_reuse_prefix(reuse_prefix)
         self.runner = runner
         self.drafter = drafter
         self.max_seq_len = max_seq_len
@@ -140,15 +141,23 @@ class Engine:
         return self.runner.reusable(common, prompt_len=len(prompt))
 
     def _check_ids(self, params: ResolvedParams) -> None:
-        for token in params.logit_bias or ():
-            if token >= self.vocab_size:
-                raise ConfigError.for_field(
-                    "logit_bias", token, f"token ids from 0 to {self.vocab_size - 1}"
-                )
+        named = {"logit_bias": params.logit_bias or (), "stop_token_ids": params.stop_token_ids}
+        for field, ids in named.items():
+            for token in ids:
+                if token >= self.vocab_size:
+                    raise ConfigError.for_field(
+                        field, token, f"token ids from 0 to {self.vocab_size - 1}"
+                    )
         if params.logprobs is not None and params.logprobs > self.vocab_size:
             raise ConfigError.for_field(
                 "logprobs", params.logprobs, f"at most {self.vocab_size}, the vocabulary"
             )
+
+
+def check_reuse_prefix(value: object) -> None:
+    """Raise ConfigError for anything but True and False: "no" would be true."""
+    if not isinstance(value, bool):
+        raise ConfigError.for_field("reuse_prefix", value, "True or False")
 
 
 def check_params(params: SamplingParams) -> SamplingParams:

@@ -21,7 +21,7 @@ from ptd_engine.checkpoint.generation_defaults import (
 )
 from ptd_engine.config import MAX_TREE_NODES, ResolvedParams, SamplingParams
 from ptd_engine.drafters import DrafterSpec, make_drafter, resolve
-from ptd_engine.engine import Engine, Generation, check_params
+from ptd_engine.engine import Engine, Generation, check_params, check_reuse_prefix
 from ptd_engine.errors import ConfigError, PromptError, UnavailableError
 from ptd_engine.model import CausalLM, ModelConfig, load_model
 from ptd_engine.model.config import MAX_CONTEXT
@@ -102,6 +102,7 @@ class LLM:
         """
         if generation_config not in ("auto", "none"):
             raise ConfigError.for_field("generation_config", generation_config, "'auto' or 'none'")
+        check_reuse_prefix(reuse_prefix)
         check_on_busy(on_busy)
         target = resolve_device(device)
         resolve(drafter, target.type)

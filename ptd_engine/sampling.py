@@ -211,6 +211,7 @@ class SamplingParams:
                 "min_new_tokens",
                 self.min_new_tokens,
                 f"at most max_new_tokens={self.max_new_tokens}",
+                "Set max_new_tokens as well: 128 where nothing else sets it.",
             )
         if self.verification == "recursive":
             for field in ("logprobs", "logits_processor"):

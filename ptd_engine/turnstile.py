@@ -47,8 +47,9 @@ class Turnstile:
             gc.collect()  # a stream that was dropped may still be held by a reference cycle
         if self._owner == me and self._lock.locked():
             raise BusyError(
-                "The engine is busy with another generation of this thread (a stream that is not "
-                "read to its end). Exhaust it or call its close() before the next request."
+                "The engine is busy with another generation of this thread: a stream that is not "
+                "read to its end, or the request whose callback makes this one. Exhaust the stream "
+                "or call its close() first, and use another engine in callbacks."
             )
         while not self._lock.acquire(timeout=_POLL_S if self._waits else 0):
             if not self._waits:

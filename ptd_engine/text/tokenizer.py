@@ -19,7 +19,9 @@ from ptd_engine.text.gguf_tokenizer import tokenizer_from_gguf
 from ptd_engine.text.stream import IncrementalDecoder
 
 # What `render_chat` decides itself.
-_SET_BY_ENGINE = frozenset({"messages", "tokenize", "add_generation_prompt", "chat_template"})
+_SET_BY_ENGINE = frozenset(
+    {"messages", "tools", "tokenize", "add_generation_prompt", "chat_template", "bos_token"}
+)
 
 
 class Tokenizer:
@@ -133,8 +135,11 @@ class Tokenizer:
             )
         if not messages:
             raise PromptError.for_field("messages", messages, "at least one message")
-        variables = dict(template_kwargs or {})
-        self._check_variables([*variables, *(["tools"] if tools else [])])
+        variables = self._variables(template_kwargs)
+        if tools and not self._template_reads("tools"):
+            raise PromptError.for_field(
+                "tools", tools, "none: this model's chat template does not read them"
+            )
         try:
             text = self.hf.apply_chat_template(
                 [dict(message) for message in messages],
@@ -150,17 +155,32 @@ class Tokenizer:
             ) from error
         return str(text)
 
-    def _check_variables(self, names: Sequence[str]) -> None:
-        """A template passes over what it does not know, and the answer would be another one."""
-        template = str(self.hf.chat_template)
-        for name in names:
-            if name in _SET_BY_ENGINE or not re.search(rf"\b{re.escape(name)}\b", template):
+    def _variables(self, template_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The template's further variables, checked: a template passes over what it does not know,
+        and the answer would be another one.
+        """
+        if template_kwargs is None:
+            return {}
+        if not isinstance(template_kwargs, Mapping):
+            raise PromptError.for_field(
+                "template_kwargs", template_kwargs, "a mapping of the template's variables"
+            )
+        for name in template_kwargs:
+            if name in _SET_BY_ENGINE:
+                raise PromptError.for_field(
+                    "template_kwargs", name, "variables that no argument and no file sets already"
+                )
+            if not self._template_reads(name):
                 raise PromptError.for_field(
                     "template_kwargs",
                     name,
                     "variables that this model's chat template reads",
                     "Leave it out, or see `tokenizer.hf.chat_template` for their names.",
                 )
+        return dict(template_kwargs)
+
+    def _template_reads(self, name: object) -> bool:
+        return bool(re.search(rf"\b{re.escape(str(name))}\b", str(self.hf.chat_template)))
 
     def apply_chat_template(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ptd_engine import EngineError, PTDConfig, SamplingParams
+from ptd_engine import ConfigError, EngineError, PTDConfig, SamplingParams
 from ptd_engine.drafters import make_drafter
 from ptd_engine.engine import Engine, Generation
 from ptd_engine.testing.forced import FixedTrees, chain
@@ -153,3 +153,16 @@ def test_nothing_is_reused_unless_asked_for() -> None:
     runner = ToyRunner(MODEL, max_seq_len=512, vocab_size=24)
     engine = Engine(runner, FixedTrees([]), max_seq_len=512, vocab_size=24)
     assert [run(engine, B).stats.reused_tokens for _ in range(2)] == [0, 0]
+
+
+@pytest.mark.parametrize("value", ["no", 1, None])
+def test_the_switch_is_a_truth_value(value: Any) -> None:
+    drafter = make_drafter("none", device_type="cpu")
+    with pytest.raises(ConfigError, match=f"reuse_prefix={value!r} .*True or False"):
+        Engine(
+            HookedRunner(MODEL, max_seq_len=512, vocab_size=24),
+            drafter,
+            max_seq_len=512,
+            vocab_size=24,
+            reuse_prefix=value,
+        )

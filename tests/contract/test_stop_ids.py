@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ptd_engine import SamplingParams
+from ptd_engine.errors import ConfigError
 from ptd_engine.testing.forced import FixedTrees
 from ptd_engine.testing.toy import scripted
 from ptd_engine.text import eos_union
@@ -103,3 +104,9 @@ def test_recursive_verification_stops_at_the_same_token(blocks: tuple[int, ...])
     pieces = ["a", "b", "<eos>", "c"]
     output = answer(pieces, blocks, verification="recursive", temperature=1.0, max_new_tokens=9)
     assert (output.token_ids, output.finish_reason) == (ids_of(pieces)[:3], "stop")
+
+
+def test_a_stop_id_outside_the_vocabulary_is_refused() -> None:
+    llm = toy(TEXT)
+    with pytest.raises(ConfigError, match=r"stop_token_ids=10000000 .*token ids from 0 to"):
+        llm.generate([PROMPT], SamplingParams(stop_token_ids=[10**7]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,12 +131,26 @@ def test_template_variables_and_tools_reach_the_template(byte_level: Tokenizer) 
     assert byte_level.render_chat(messages, tools=[{"name": "clock"}]) == "[clock]hi"
 
 
-@pytest.mark.parametrize("name", ["enable_thinking", "tools", "tokenize", "chat_template"])
-def test_what_a_template_does_not_read_is_refused(byte_level: Tokenizer, name: str) -> None:
+def test_what_a_template_does_not_read_is_refused(byte_level: Tokenizer) -> None:
     byte_level.hf.chat_template = "{{ messages[0]['content'] }}"
-    tools = [{"name": "clock"}] if name == "tools" else None
-    variables = None if tools else {name: True}
-    with pytest.raises(PromptError, match=f"template_kwargs='{name}'.*chat template reads"):
-        byte_level.render_chat(
-            [{"role": "user", "content": "hi"}], tools=tools, template_kwargs=variables
-        )
+    messages = [{"role": "user", "content": "hi"}]
+    with pytest.raises(PromptError, match="template_kwargs='enable_thinking'.*template reads"):
+        byte_level.render_chat(messages, template_kwargs={"enable_thinking": True})
+    with pytest.raises(PromptError, match="tools=.*clock.*does not read them"):
+        byte_level.render_chat(messages, tools=[{"name": "clock"}])
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "tokenize", "chat_template"])
+def test_variables_that_are_set_already_are_refused_as_such(
+    byte_level: Tokenizer, name: str
+) -> None:
+    byte_level.hf.chat_template = "{{ messages[0]['content'] }}{{ tools }}"
+    with pytest.raises(PromptError, match=f"template_kwargs='{name}'.*sets already"):
+        byte_level.render_chat([{"role": "user", "content": "hi"}], template_kwargs={name: True})
+
+
+def test_template_variables_are_a_mapping(byte_level: Tokenizer) -> None:
+    byte_level.hf.chat_template = "{{ messages[0]['content'] }}"
+    wrong: Any = [1]
+    with pytest.raises(PromptError, match=r"template_kwargs=\[1\].*a mapping"):
+        byte_level.render_chat([{"role": "user", "content": "hi"}], template_kwargs=wrong)
