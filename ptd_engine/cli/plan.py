@@ -138,7 +138,15 @@ def _ops(
     if device.type != "cpu":
         return None
     dtype, weight_format = precision.dtype, precision.weight_format
-    return select_ops(kernels, device, dtype, config.head_dim, weight_format=weight_format)
+    return select_ops(
+        kernels,
+        device,
+        dtype,
+        config.head_dim,
+        weight_format=weight_format,
+        query_group=config.num_heads // config.num_kv_heads,
+        kv_heads=config.num_kv_heads,
+    )
 
 
 def _weights(

@@ -24,6 +24,7 @@ from ptd_engine.kernels.torch_select import probabilities
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _MAX_HEAD_DIM = 256
+_MAX_QUERY_GROUP = 16  # kTileHeads of csrc/cpu/attention_layout.h
 VARIANTS = tuple(_core.cpu_isas())
 
 
@@ -37,6 +38,11 @@ def probe(request: KernelRequest) -> str | None:
         return f"{request.weight_format} weights go with bfloat16, not with {request.dtype}"
     if request.head_dim % 16 != 0 or request.head_dim > _MAX_HEAD_DIM:
         return f"head_dim must be a multiple of 16 up to {_MAX_HEAD_DIM}, not {request.head_dim}"
+    if request.query_group > _MAX_QUERY_GROUP and request.kv_heads > 1:
+        return (
+            f"attends with up to {_MAX_QUERY_GROUP} query heads for each of several key/value "
+            f"heads, not {request.query_group}"
+        )
     reason = _core.cpu_isas()[request.variant] if request.variant else ""
     return reason or None
 

@@ -79,6 +79,8 @@ def select_ops(
     *,
     weight_format: WeightFormat = "float",
     num_threads: int | None = None,
+    query_group: int = 1,
+    kv_heads: int = 1,
     backends: Sequence[Backend] | None = None,
 ) -> Ops:
     """Resolve every op to a backend.
@@ -87,7 +89,8 @@ def select_ops(
         backend: a backend's name, which must then serve every op (it never falls back), or "auto",
             which takes for each op the first backend that can. "cpu:avx2" and the like name the
             instruction set as well.
-        device, dtype, head_dim, weight_format: what the kernels must support.
+        device, dtype, head_dim, weight_format, query_group, kv_heads: what the kernels must
+            support; see `KernelRequest`.
         overrides: op name -> backend name, for single ops; never falls back either.
         num_threads: threads of CPU kernels; None takes torch's number.
         backends: the known ones, in order of preference; None: `BACKENDS`.
@@ -100,7 +103,15 @@ def select_ops(
     backends = BACKENDS if backends is None else backends
     if num_threads is not None and num_threads < 1:
         raise ConfigError.for_field("num_threads", num_threads, "an integer >= 1, or None")
-    request = KernelRequest(torch.device(device), dtype, head_dim, weight_format, num_threads)
+    request = KernelRequest(
+        torch.device(device),
+        dtype,
+        head_dim,
+        weight_format,
+        num_threads,
+        query_group=query_group,
+        kv_heads=kv_heads,
+    )
     wanted = dict.fromkeys(OP_NAMES, backend)
     for op, name in (overrides or {}).items():
         if op not in wanted:

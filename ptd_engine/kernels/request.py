@@ -20,6 +20,8 @@ class KernelRequest:
         weight_format: how matrices are stored once packed.
         num_threads: threads of CPU kernels; None takes torch's number.
         variant: what the user wrote behind the backend's name ("cpu:avx2"), "" if nothing.
+        query_group: query heads that share a key/value head.
+        kv_heads: key/value heads.
     """
 
     device: torch.device
@@ -28,3 +30,5 @@ class KernelRequest:
     weight_format: WeightFormat = "float"
     num_threads: int | None = None
     variant: str = ""
+    query_group: int = 1
+    kv_heads: int = 1

@@ -72,6 +72,8 @@ def load_model(
             overrides,
             weight_format=precision.weight_format,
             num_threads=num_threads,
+            query_group=config.num_heads // config.num_kv_heads,
+            kv_heads=config.num_kv_heads,
         )
     )
     weights, parameters = load_weights(checkpoint, config, ops, precision.dtype, device)

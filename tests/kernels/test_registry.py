@@ -86,3 +86,10 @@ def test_one_variant_of_a_backend_serves_all_ops() -> None:
     with pytest.raises(ConfigError, match=r"cpu:scalar.*one variant.*cpu:auto"):
         select_ops("cpu", overrides={"silu_mul": "cpu:scalar"})
     assert select_ops("cpu:scalar", overrides={"silu_mul": "cpu:scalar"}).record is not None
+
+
+def test_groups_that_the_cpu_kernels_cannot_attend_with_are_torch_s() -> None:
+    assert select_ops("auto", query_group=17, kv_heads=2).choices[0].backend == "torch"
+    assert select_ops("auto", query_group=17, kv_heads=1).choices[0].backend == "cpu"
+    with pytest.raises(UnavailableError, match=r"up to 16 query heads.*not 17"):
+        select_ops("cpu", query_group=17, kv_heads=2)
