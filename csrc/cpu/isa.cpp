@@ -90,7 +90,17 @@ std::string find_reason(Isa isa) {
 
 const char* isa_name(Isa isa) { return kNames.at(static_cast<std::size_t>(isa)); }
 
-std::string isa_unavailable(Isa isa) { return find_reason(isa); }
+std::string isa_unavailable(Isa isa) {
+  // CPUID traps in a virtual machine, so it is asked once.
+  static const std::array<std::string, kNumIsas> reasons = [] {
+    std::array<std::string, kNumIsas> found;
+    for (int i = 0; i < kNumIsas; ++i) {
+      found[static_cast<std::size_t>(i)] = find_reason(static_cast<Isa>(i));
+    }
+    return found;
+  }();
+  return reasons.at(static_cast<std::size_t>(isa));
+}
 
 Isa best_isa() {
   int best = kNumIsas - 1;
