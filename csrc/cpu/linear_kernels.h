@@ -47,32 +47,27 @@ struct StoreRows {
 
 // Products of all rows with the units of this share, handed to `done`.
 template <typename Done>
-inline void for_units(DType dtype, int rows, const void* x, const LinearWeight& w,
-                      unsigned char* scratch, Share share, const Done& done) {
+inline void for_units(int rows, const void* x, const LinearWeight& w, unsigned char* scratch,
+                      Share share, const Done& done) {
   const Range units = share_of(w.out_padded / kUnit, share.index, share.count);
   if (units.begin == units.end) return;
   const LinearScratch at = linear_scratch(w, rows, share.count);
   const auto* panels = static_cast<const unsigned char*>(w.panels);
   const std::int64_t unit_bytes = 2 * panel_bytes(w.format, w.in_padded);
+  const auto* padded = reinterpret_cast<const bf16*>(scratch + at.inputs);
+  const bf16* in = w.in_padded == w.in_features ? static_cast<const bf16*>(x) : padded;
   switch (w.format) {
     case WeightFormat::kF32:
       vector_units_f32(static_cast<const float*>(x), rows, w, units, done);
       return;
-    case WeightFormat::kBF16: {
-      const auto* in = w.in_padded == w.in_features
-                           ? static_cast<const bf16*>(x)
-                           : reinterpret_cast<const bf16*>(scratch + at.inputs);
+    case WeightFormat::kBF16:
       bf16_units(in, rows, w.in_padded, reinterpret_cast<const bf16*>(panels), units, done);
       return;
-    }
     case WeightFormat::kInt8:
       int8_units(scratch + at.inputs, reinterpret_cast<const float*>(scratch + at.scales), rows, w,
                  units, done);
       return;
     case WeightFormat::kInt4: {
-      const auto* in = w.in_padded == w.in_features
-                           ? static_cast<const bf16*>(x)
-                           : reinterpret_cast<const bf16*>(scratch + at.inputs);
       auto* unit = reinterpret_cast<bf16*>(scratch + at.unit) + share.index * kUnit * w.in_padded;
       for (std::int64_t u = units.begin; u < units.end; ++u) {
         widen_int4_unit(panels + u * unit_bytes, w.in_padded, unit);
@@ -84,7 +79,6 @@ inline void for_units(DType dtype, int rows, const void* x, const LinearWeight& 
       return;
     }
   }
-  (void)dtype;
 }
 
 // x as the kernels read it: quantised (kInt8), or padded with zeros where a bf16 row has no whole
@@ -119,7 +113,7 @@ inline void linear_prepare(const LinearArgs& a, Share share) {
 }
 
 inline void linear(const LinearArgs& a, Share share) {
-  for_units(a.dtype, a.rows, a.x, a.weight, a.scratch, share, StoreRows{a});
+  for_units(a.rows, a.x, a.weight, a.scratch, share, StoreRows{a});
 }
 
 // Keeps the best of the outputs seen so far; outputs come in ascending order.
@@ -177,7 +171,7 @@ inline void head(const HeadArgs& a, Share share) {
     best[i] = bits_to_float(0xff800000u);  // minus infinity
     id[i] = -1;
   }
-  for_units(a.dtype, a.rows, a.x, a.weight, a.scratch, share, KeepBest{a, best, id});
+  for_units(a.rows, a.x, a.weight, a.scratch, share, KeepBest{a, best, id});
 }
 
 inline void head_finish(const HeadArgs& a, Share share) {

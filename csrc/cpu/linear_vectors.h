@@ -16,12 +16,13 @@ inline constexpr int kBlockRows = 2;
 inline constexpr int kWidePanels = 2;
 #endif
 
-// Calls body(MR, NP, row, panel) - the first two as types - over all rows and the units' panels.
+// A number as a type, for lambdas.
 template <int N>
 struct Number {
   static constexpr int value = N;
 };
 
+// Calls body(Number<rows>) for 1 <= rows <= MR.
 template <int MR, typename Body>
 inline void rows_of_block(int rows, const Body& body) {
   if constexpr (MR >= 1) {
@@ -34,9 +35,9 @@ inline void rows_of_block(int rows, const Body& body) {
 }
 
 // One block: MR rows times NP panels, `step(acc, k)` for each of `steps`; then hands the block on.
-template <int MR, int NP, typename Step, typename Finish, typename Done>
+template <int MR, int NP, typename Step, typename Done>
 inline void block_of(int row, std::int64_t column, std::int64_t steps, const Step& step,
-                     const Finish& finish, const Done& done) {
+                     const Done& done) {
   F32x16 acc[MR][NP];
   for (int i = 0; i < MR; ++i) {
     for (int p = 0; p < NP; ++p) acc[i][p] = zero16();
@@ -45,8 +46,8 @@ inline void block_of(int row, std::int64_t column, std::int64_t steps, const Ste
   float block[MR * kUnit];
   for (int half = 0; half < NP; half += 2) {
     for (int i = 0; i < MR; ++i) {
-      store16(block + i * kUnit, finish(acc[i][half], i, half));
-      store16(block + i * kUnit + kPanel, finish(acc[i][half + 1], i, half + 1));
+      store16(block + i * kUnit, acc[i][half]);
+      store16(block + i * kUnit + kPanel, acc[i][half + 1]);
     }
     done(row, MR, column + half * kPanel, block);
   }
@@ -73,10 +74,6 @@ inline void blocks_of_units(int rows, Range units, const Kernel& kernel) {
   }
 }
 
-struct AsItIs {
-  F32x16 operator()(F32x16 value, int, int) const { return value; }
-};
-
 template <typename Done>
 inline void vector_units_f32(const float* x, int rows, const LinearWeight& w, Range units,
                              const Done& done) {
@@ -94,7 +91,7 @@ inline void vector_units_f32(const float* x, int rows, const LinearWeight& w, Ra
         for (int p = 0; p < NP; ++p) acc[i][p] = fma(value, weight[p], acc[i][p]);
       }
     };
-    block_of<MR, NP>(row, u * kUnit, in, step, AsItIs{}, done);
+    block_of<MR, NP>(row, u * kUnit, in, step, done);
   });
 }
 
@@ -131,7 +128,7 @@ inline void vector_units_bf16(const bf16* x, int rows, std::int64_t in, const bf
       }
 #endif
     };
-    block_of<MR, NP>(row, u * kUnit, in / 2, step, AsItIs{}, done);
+    block_of<MR, NP>(row, u * kUnit, in / 2, step, done);
   });
 }
 
