@@ -57,6 +57,25 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=positive, help="of the CPU kernels; default: torch's")
 
 
+def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to generate from, how much, and how often: --prompts, --limit, --raw, ..."""
+    parser.add_argument(
+        "--prompts",
+        nargs="+",
+        action="extend",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help='JSON lines with "turns" (the first is used) or "prompt"; one set a file',
+    )
+    parser.add_argument(
+        "--limit", type=positive, metavar="K", help="prompts of each file, evenly spaced over it"
+    )
+    parser.add_argument("--raw", action="store_true", help="no chat template")
+    parser.add_argument("--max-new-tokens", type=positive, default=128, metavar="N")
+    parser.add_argument("--repeats", type=positive, default=3, metavar="R")
+
+
 def model_settings(args: argparse.Namespace, model: CausalLM) -> dict[str, Any]:
     """What `add_model_arguments` asked for and what came of it; a path loses its folders."""
     is_path = Path(args.model).exists()

@@ -21,6 +21,7 @@ import torch
 from bench.agreement import PLAIN, Difference, Prompt, find_differences
 from bench.common import (
     add_model_arguments,
+    add_prompt_arguments,
     load_prompts,
     model_settings,
     positive,
@@ -43,21 +44,7 @@ _DRAFTED = "ptd"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
     add_model_arguments(parser)
-    parser.add_argument(
-        "--prompts",
-        nargs="+",
-        action="extend",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help='JSON lines with "turns" (the first is used) or "prompt"; one set a file',
-    )
-    parser.add_argument(
-        "--limit", type=positive, metavar="K", help="prompts of each file, evenly spaced over it"
-    )
-    parser.add_argument("--raw", action="store_true", help="no chat template")
-    parser.add_argument("--max-new-tokens", type=positive, default=128, metavar="N")
-    parser.add_argument("--repeats", type=positive, default=3, metavar="R")
+    add_prompt_arguments(parser)
     parser.add_argument(
         "--prefill-tokens",
         type=positive,

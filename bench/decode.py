@@ -10,16 +10,15 @@ import argparse
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from bench.common import (
     PromptSet,
     add_model_arguments,
+    add_prompt_arguments,
     choose_drafters,
     load_prompts,
     model_settings,
-    positive,
     ratio,
 )
 from bench.paired import PLAIN, Mismatch, PromptRuns, find_mismatches, measure
@@ -35,15 +34,7 @@ _TOTAL = "total"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
     add_model_arguments(parser)
-    parser.add_argument(
-        "--prompts",
-        nargs="+",
-        action="extend",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help='JSON lines with "turns" (the first is used) or "prompt"; one set a file',
-    )
+    add_prompt_arguments(parser)
     parser.add_argument(
         "--drafter",
         nargs="+",
@@ -52,12 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="to compare with plain decoding (default: ptd); ptd:width=4,depth=6 sets PTDConfig's "
         "fields, the others keep the paper's values",
     )
-    parser.add_argument(
-        "--limit", type=positive, metavar="K", help="prompts of each file, evenly spaced over it"
-    )
-    parser.add_argument("--raw", action="store_true", help="no chat template")
-    parser.add_argument("--max-new-tokens", type=positive, default=128, metavar="N")
-    parser.add_argument("--repeats", type=positive, default=3, metavar="R")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
 
@@ -75,6 +60,7 @@ def run(args: argparse.Namespace) -> Document:
         kernels=args.kernels,
         num_threads=args.threads,
         drafter=PLAIN,
+        generation_config="none",  # the settings are those of the command line alone
     )
     as_chat = chat_form(base, False if args.raw else None)
     prompts = [
