@@ -59,6 +59,6 @@ def test_such_an_id_is_refused_from_prompts_drafters_and_biases() -> None:
         engine.generate(PROMPT, SamplingParams(logit_bias={VOCAB: 1.0}))
     with pytest.raises(_core.InvalidArgument, match=f"token={VOCAB}.*0 to {VOCAB - 1}"):
         run(engine, SamplingParams())
-    # A stop id that can never be chosen is no mistake.
-    unused = SamplingParams(max_new_tokens=3, min_new_tokens=2, stop_token_ids=[VOCAB])
-    assert len(run(engine_over(MODEL, drafters([])["none"]), unused).token_ids) == 3
+    # An id the model can never choose would silently never stop anything.
+    with pytest.raises(ConfigError, match=rf"stop_token_ids={VOCAB}.*0 to {VOCAB - 1}"):
+        engine.generate(PROMPT, SamplingParams(stop_token_ids=[VOCAB]))
