@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from ptd_engine.checks import MAX_SEED, MAX_TOKEN_ID, check_float, check_int
+from ptd_engine.checks import MAX_SEED, MAX_TOKEN_ID, as_int, check_float, check_int
 from ptd_engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 Verification = Literal["coupled", "recursive"]
 
 _MAX_BIAS = 1e6
+SEED_HINT = "None draws another one for every request."
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,34 +37,41 @@ class SamplingParams:
     min_p.
 
     Attributes:
-        max_new_tokens: most tokens to generate; 0 returns at once, None goes on to the context
-            limit ["auto": 128].
-        temperature: 0 is greedy (ties to the lowest token id) [0].
+        max_new_tokens: most tokens to generate. 0 returns at once (of a prompt that could be
+            continued: one that fills the context is refused all the same). None, or more than the
+            context has room for, goes on to the context limit: "length" again ["auto": 128].
+        temperature: 0 is greedy (ties to the lowest token id), up to 1e6 [0].
         top_k: keep exactly the k most likely tokens; 0 is off [0].
-        top_p: keep the smallest set of most likely tokens with at least this mass; 1 is off [1].
-        min_p: keep tokens at least this fraction as likely as the likeliest; 0 is off [0].
+        top_p: keep the smallest set of most likely tokens with at least this mass, above 0; 1 is
+            off [1].
+        min_p: keep tokens at least this fraction as likely as the likeliest, up to 1; 0 is off [0].
         repetition_penalty: of tokens that the prompt or the output holds, a positive logit is
-            divided by it and a negative one multiplied; 1 is off [1].
-        presence_penalty: taken off the logit of every token that the output holds; 0 is off.
-        frequency_penalty: taken off as often as the output holds the token; 0 is off.
-        logit_bias: what is added to the logits of single tokens, by token id; -inf forbids one.
+            divided by it and a negative one multiplied; above 0, 1 is off [1].
+        presence_penalty: taken off the logit of every token that the output holds; -2 to 2, 0 is
+            off.
+        frequency_penalty: taken off as often as the output holds the token; -2 to 2, 0 is off.
+        logit_bias: what is added to the logits of single tokens, by token id; -1e6 to 1e6, or -inf,
+            which forbids one.
         min_new_tokens: while fewer tokens were generated, those that would end the output (the
             end-of-sequence ids unless ignored, `stop_token_ids`) are forbidden. Stop strings are
-            not: their tokens are ordinary ones.
+            not: their tokens are ordinary ones. At most `max_new_tokens`, and what the context has
+            room for behind the prompt.
         seed: the random numbers are a function of (seed, absolute position) alone, so speculative
-            and plain sampling agree token for token wherever the backend rounds a row alike.
+            and plain sampling agree token for token wherever the backend rounds a row alike. 0 to
+            2^64 - 1. None draws another seed for every request that samples, from Python's `random`
+            (`resolved` does it; what it returns holds the seed).
         stop_token_ids: more token ids that end the output (the id itself is kept), besides the
             model's end-of-sequence ids.
         ignore_eos: the model's end-of-sequence ids do not stop; `stop_token_ids` and `stop` still
             do.
         stop: a string, or several, that ends the output where it appears in the text, also across
             tokens. The text is cut in front of the earliest match (the longest of those that begin
-            there); the token that completed it stays in the ids. Special tokens have no text: name
-            them in `stop_token_ids` [none].
+            there); the token that completed it stays in the ids. Special tokens have no text; a
+            string that is one's spelling, whole, stands for its id in `stop_token_ids` too [none].
         include_stop_str: cut behind the match instead.
         logprobs: None, or report for every token its log-probability and those of this many
-            likeliest tokens: log-softmax of the model's own logits, before anything above is
-            applied to them (vLLM's default).
+            likeliest tokens (0: its own alone; at most the vocabulary): log-softmax of the model's
+            own logits, before anything above is applied to them (vLLM's default).
         logits_processor: your own function of (token ids of prompt and output so far, logits [V]
             in float32) that returns the logits to go on with, of the same shape. It is called once
             for every token of the output, in order, and never for a draft that is rejected; so each
@@ -83,7 +93,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] | None = None
     min_new_tokens: int = 0
-    seed: int = 0
+    seed: int | None = 0
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     stop: str | Sequence[str] | None = None
@@ -114,9 +124,11 @@ class SamplingParams:
             raise ConfigError.for_field(
                 "verification", self.verification, "'coupled' or 'recursive'"
             )
-        if self.logits_processor is not None and not callable(self.logits_processor):
+        if self.logits_processor is not None and not _takes_two(self.logits_processor):
             raise ConfigError.for_field(
-                "logits_processor", self.logits_processor, "a function of (token ids, logits)"
+                "logits_processor",
+                self.logits_processor,
+                "a function of (token ids, logits), called with these two",
             )
         self._check_contradictions()
 
@@ -133,7 +145,8 @@ class SamplingParams:
         return {name: getattr(self, name) for name in OPEN if getattr(self, name) != OPEN[name]}
 
     def resolved(self, defaults: Mapping[str, Any] | None = None) -> ResolvedParams:
-        """The same with every open field filled: from `defaults`, else with the value in brackets.
+        """The same with every open field filled: from `defaults`, else with the value in brackets,
+        and a seed drawn where it is None (greedy decoding draws nothing).
 
         Raises:
             ConfigError: the fields contradict each other now, say a filter without a temperature.
@@ -142,40 +155,60 @@ class SamplingParams:
             return self
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         closed = {name: value for name, value in own.items() if name not in OPEN}
-        return ResolvedParams(**{**closed, **(defaults or {}), **self.explicit})
+        filled = {**closed, **(defaults or {}), **self.explicit}
+        if filled["seed"] is None:
+            greedy = filled.get("temperature", 0.0) == 0.0
+            filled["seed"] = 0 if greedy else random.getrandbits(63)
+        return ResolvedParams(**filled)
+
+    def _set(self, field: str, value: object) -> None:
+        """Keep a plain value in place of one of another type, say numpy's."""
+        object.__setattr__(self, field, value)
 
     def _check_numbers(self) -> None:
-        hint = "None goes on to the context limit."
-        if self.max_new_tokens not in (None, "auto"):
-            check_int("max_new_tokens", self.max_new_tokens, 0, 2**31 - 1, hint)
+        budget = self.max_new_tokens
+        if budget is not None and not (isinstance(budget, str) and budget == "auto"):
+            self._check_int("max_new_tokens", 2**31 - 1, "None goes on to the context limit.")
         if self.temperature is not None:
-            check_float("temperature", self.temperature, 0.0, 1e6, "0 is greedy decoding.")
+            self._check_float("temperature", 0.0, 1e6, "0 is greedy decoding.")
         if self.top_k is not None:
-            check_int("top_k", self.top_k, 0, 2**24, "0 switches it off.")
-        if self.top_p is not None:
-            _check_above_zero("top_p", self.top_p, 1.0, "1 switches it off.")
+            self._check_int("top_k", 2**24, "0 switches it off.")
         if self.min_p is not None:
-            check_float("min_p", self.min_p, 0.0, 1.0, "0 switches it off.")
-        if self.repetition_penalty is not None:
-            _check_above_zero(
-                "repetition_penalty", self.repetition_penalty, 1e6, "1 switches it off."
-            )
+            self._check_float("min_p", 0.0, 1.0, "0 switches it off.")
+        for field, high in (("top_p", 1.0), ("repetition_penalty", 1e6)):
+            if getattr(self, field) is not None:
+                self._check_float(field, 0.0, high, "1 switches it off.", above=True)
         for field in ("presence_penalty", "frequency_penalty"):
-            check_float(field, getattr(self, field), -2.0, 2.0, "0 switches it off.")
-        check_int("min_new_tokens", self.min_new_tokens, 0, 2**31 - 1)
-        check_int("seed", self.seed, 0, MAX_SEED)
+            self._check_float(field, -2.0, 2.0, "0 switches it off.")
+        self._check_int("min_new_tokens", 2**31 - 1)
+        if self.seed is not None:
+            self._check_int("seed", MAX_SEED, SEED_HINT)
         if self.logprobs is not None:
-            check_int("logprobs", self.logprobs, 0, MAX_TOKEN_ID, "None reports nothing.")
+            hint = "0 reports each token's own alone, None nothing; at most the vocabulary's size."
+            self._check_int("logprobs", MAX_TOKEN_ID, hint)
+
+    def _check_int(self, field: str, high: int, hint: str = "") -> None:
+        self._set(field, check_int(field, getattr(self, field), 0, high, hint))
+
+    def _check_float(
+        self, field: str, low: float, high: float, hint: str, *, above: bool = False
+    ) -> None:
+        """Check a number from `low` to `high`, or, if `above`, above `low`."""
+        value = check_float(field, getattr(self, field), low, high, hint)
+        if above and value == low:
+            allowed = f"a number above {low:g}, up to {high:g}"
+            raise ConfigError.for_field(field, value, allowed, hint)
+        self._set(field, value)
 
     def _check_stop_ids(self) -> None:
         ids = self.stop_token_ids
         ok = isinstance(ids, Sequence) and not isinstance(ids, str | bytes)
-        if not ok or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-            raise ConfigError.for_field(
-                "stop_token_ids", ids, "a list of token ids", "Stop strings are not token ids."
-            )
-        for i in ids:
-            check_int("stop_token_ids", i, 0, MAX_TOKEN_ID)
+        if not ok or any(as_int(i) is None for i in ids):
+            hint = "Stop strings go into stop; take .tolist() of an array."
+            raise ConfigError.for_field("stop_token_ids", ids, "a list of token ids", hint)
+        self._set(
+            "stop_token_ids", tuple(check_int("stop_token_ids", i, 0, MAX_TOKEN_ID) for i in ids)
+        )
 
     def _check_stop_strings(self) -> None:
         if self.stop is None:
@@ -200,10 +233,14 @@ class SamplingParams:
             raise ConfigError.for_field(
                 "logit_bias", self.logit_bias, "a dict from token ids to numbers"
             )
-        for token, bias in self.logit_bias.items():
-            check_int("logit_bias", token, 0, MAX_TOKEN_ID, "Its keys are token ids.")
+        plain: dict[int, float] = {}
+        for key, bias in self.logit_bias.items():
+            token = check_int("logit_bias", key, 0, MAX_TOKEN_ID, "Its keys are token ids.")
             if not (isinstance(bias, float) and bias == -math.inf):
-                check_float(f"logit_bias[{token}]", bias, -_MAX_BIAS, _MAX_BIAS, "-inf forbids it.")
+                field = f"logit_bias[{token}]"
+                bias = check_float(field, bias, -_MAX_BIAS, _MAX_BIAS, "-inf forbids it.")
+            plain[token] = bias
+        self._set("logit_bias", plain)
 
     def _check_contradictions(self) -> None:
         if isinstance(self.max_new_tokens, int) and self.min_new_tokens > self.max_new_tokens:
@@ -246,6 +283,7 @@ class ResolvedParams(SamplingParams):
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    seed: int = 0
     stop: str | Sequence[str] = ()
 
 
@@ -261,7 +299,14 @@ OPEN: Mapping[str, str | None] = {
 }
 
 
-def _check_above_zero(field: str, value: object, high: float, hint: str) -> None:
-    check_float(field, value, 0.0, high, hint)
-    if value == 0.0:
-        raise ConfigError.for_field(field, value, f"a number above 0, up to {high:g}", hint)
+def _takes_two(function: object) -> bool:
+    """Whether it can be called with two arguments, as far as its signature tells."""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # a built-in without a signature
+        return True
+    return True

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import random
 from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ptd_engine import ConfigError, SamplingParams
@@ -92,7 +94,19 @@ def test_every_field_is_felt(field: str) -> None:
         ({"min_new_tokens": -1}, "min_new_tokens=-1"),
         ({"min_new_tokens": 1.0}, "min_new_tokens=1.0"),
         ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens=9.*max_new_tokens=8"),
-        ({"logprobs": -1}, "logprobs=-1"),
+        ({"logprobs": -1}, "logprobs=-1.*0 reports each token's own.*the vocabulary"),
+        ({"seed": -1}, "seed=-1.*None draws another one for every request"),
+        ({"seed": 1.0}, "seed=1.0"),
+        ({"top_k": np.bool_(True)}, "top_k="),
+        ({"top_p": np.bool_(True)}, "top_p="),
+        ({"top_k": np.float32(3)}, "top_k="),
+        ({"top_p": np.float32("nan")}, "top_p="),
+        ({"max_new_tokens": np.array([1, 2])}, "max_new_tokens=array"),
+        ({"temperature": np.array([1.0, 2.0])}, "temperature=array"),
+        ({"stop_token_ids": np.array([3])}, r"stop_token_ids=array.*tolist\(\)"),
+        ({"stop_token_ids": [3, np.float64(4)]}, "stop_token_ids="),
+        ({"logits_processor": lambda logits: logits}, "logits_processor=.*token ids, logits"),
+        ({"logits_processor": lambda ids, logits, more: logits}, "logits_processor="),
         ({"logprobs": True}, "logprobs=True"),
         ({"max_new_tokens": []}, r"max_new_tokens=\[\]"),
         ({"temperature": 0, "top_k": 2}, "top_k=2.*temperature is 0"),
@@ -103,6 +117,57 @@ def test_every_field_is_felt(field: str) -> None:
 def test_mistakes_are_named(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         SamplingParams(**settings)
+
+
+def test_numbers_of_numpy_count_and_are_kept_as_plain_ones() -> None:
+    numbers: dict[str, tuple[Any, Any]] = {
+        "max_new_tokens": (np.int64(5), 5),
+        "temperature": (np.float32(0.5), 0.5),
+        "top_k": (np.uint8(4), 4),
+        "top_p": (np.float64(0.75), 0.75),
+        "min_new_tokens": (np.int16(2), 2),
+        "presence_penalty": (np.int64(1), 1.0),
+        "seed": (np.uint64(2**63), 2**63),
+        "stop_token_ids": ([np.int64(3)], (3,)),
+        "logit_bias": ({np.int64(3): np.float32(-1)}, {3: -1.0}),
+        "logprobs": (np.int8(2), 2),
+    }
+    given = SamplingParams(**{name: pair[0] for name, pair in numbers.items()})
+    plain = SamplingParams(**{name: pair[1] for name, pair in numbers.items()})
+    assert given == plain
+    for field in fields(SamplingParams):
+        assert type(getattr(given, field.name)) is type(getattr(plain, field.name))
+    assert answer(stop_token_ids=[np.int64(5)], seed=np.int32(4)).token_ids
+
+
+def test_what_the_caller_changes_afterwards_changes_nothing() -> None:
+    ids, bias = [3], {3: 1.0}
+    params = SamplingParams(stop_token_ids=ids, logit_bias=bias)
+    ids.append(4)
+    bias[4] = 2.0
+    assert (params.stop_token_ids, params.logit_bias) == ((3,), {3: 1.0})
+
+
+def test_no_seed_draws_one_for_every_request_that_samples() -> None:
+    assert len({tuple(answer(seed=None).token_ids) for _ in range(8)}) > 4
+    params = SamplingParams(temperature=1.0, seed=None)
+    random.seed(5)
+    drawn = [params.resolved().seed for _ in range(3)]
+    assert len({*drawn}) == 3
+    random.seed(5)
+    assert [params.resolved().seed for _ in range(3)] == drawn
+    state = random.getstate()
+    assert SamplingParams(seed=None).resolved().seed == 0  # greedy draws nothing
+    assert random.getstate() == state
+    resolved = params.resolved()
+    assert resolved.resolved().seed == resolved.seed  # so that a request can be repeated
+
+
+@pytest.mark.parametrize(
+    "processor", [max, lambda *both: both[1], lambda ids, logits, *, more=1: logits]
+)
+def test_any_function_of_two_is_a_processor(processor: Any) -> None:
+    assert SamplingParams(logits_processor=processor).logits_processor is processor
 
 
 def test_the_least_length_is_compared_with_the_budget_that_comes_of_it() -> None:
