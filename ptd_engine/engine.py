@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from ptd_engine import _core
 from ptd_engine.config import ResolvedParams, SamplingParams
@@ -85,7 +86,8 @@ class Engine:
     def check_prompt(self, prompt: Sequence[int]) -> None:
         """Raise PromptError for a prompt that cannot be served."""
         if len(prompt) == 0:
-            raise PromptError.for_field("prompt", prompt, "at least one token")
+            hint = "To write from nothing, pass the model's BOS token, if it has one."
+            raise PromptError.for_field("prompt", prompt, "at least one token", hint)
         if len(prompt) >= self.max_seq_len:
             raise PromptError(
                 f"The prompt has {len(prompt)} tokens; the limit is {self.max_seq_len - 1} "
@@ -117,12 +119,13 @@ class Engine:
 
         Raises:
             PromptError: the prompt is empty, too long or holds ids outside the vocabulary.
-            ConfigError: no params, fields that contradict each other or the vocabulary, or stop
-                strings without the check that finds them.
+            ConfigError: no params, fields that contradict each other, the vocabulary or the room
+                behind the prompt, or stop strings without the check that finds them.
         """
         self.check_prompt(prompt)
         params = check_params(params).resolved()
         self._check_ids(params)
+        self._check_least_length(params, len(prompt))
         if params.stop_strings and stop_check is None:
             raise ConfigError.for_field(
                 "stop", params.stop, "() without a stop_check", "LLM.generate takes stop strings."
@@ -153,6 +156,17 @@ class Engine:
                 "logprobs", params.logprobs, f"at most {self.vocab_size}, the vocabulary"
             )
 
+    def _check_least_length(self, params: ResolvedParams, prompt_len: int) -> None:
+        room = self.max_seq_len - prompt_len
+        if params.min_new_tokens > room:
+            raise ConfigError.for_field(
+                "min_new_tokens",
+                params.min_new_tokens,
+                f"at most {room}, the room behind {prompt_len} prompt tokens "
+                f"(max_seq_len={self.max_seq_len})",
+                "Lower it, shorten the prompt, or load the model with a larger max_seq_len.",
+            )
+
 
 def check_reuse_prefix(value: object) -> None:
     """Raise ConfigError for anything but True and False: "no" would be true."""
@@ -163,7 +177,12 @@ def check_reuse_prefix(value: object) -> None:
 def check_params(params: SamplingParams) -> SamplingParams:
     """Return `params`; raise ConfigError for anything but SamplingParams."""
     if not isinstance(params, SamplingParams):
-        raise ConfigError.for_field("params", params, "a SamplingParams object")
+        raise ConfigError.for_field(
+            "params",
+            params,
+            "a SamplingParams object",
+            "Write generate(prompt, SamplingParams(max_new_tokens=32)).",
+        )
     return params
 
 
@@ -396,7 +415,9 @@ class Generation:
                 return -1
             # The session has emitted what leads to this row, and nothing else.
             prefix = [*self._prompt, *session.token_ids]
-            chosen = self._engine.runner.choose(row, lambda logits: processor(prefix, logits))
+            chosen = self._engine.runner.choose(
+                row, lambda logits: _processed(processor, prefix, logits)
+            )
             output[row, 0] = chosen
             return chosen
 
@@ -417,3 +438,34 @@ class Generation:
             )
             for row_ids, row_values in zip(ids.tolist(), values.tolist(), strict=True)
         ]
+
+
+def _processed(
+    processor: Callable[[Sequence[int], Tensor], Tensor], token_ids: list[int], logits: Tensor
+) -> Tensor:
+    """What a user's function makes of the logits; its own exceptions pass, with a note.
+
+    Raises:
+        EngineError: it returned anything else than as many numbers.
+    """
+    shape = logits.shape
+    try:
+        returned: object = processor(token_ids, logits)
+    except Exception as error:
+        error.add_note(
+            "Raised by the request's logits_processor, which gets a list of token ids and a tensor "
+            f"of logits, [{shape[0]}]. The engine serves the next request."
+        )
+        raise
+    if not isinstance(returned, Tensor):
+        shown: object = returned
+    elif returned.shape != shape or not returned.is_floating_point():
+        shown = f"{tuple(returned.shape)}, {returned.dtype}"
+    else:
+        return returned
+    raise EngineError.for_field(
+        "what logits_processor returned",
+        shown,
+        f"a tensor of floating-point logits of shape {tuple(shape)}, as it was given",
+        "Return the logits, also where they were changed in place.",
+    )

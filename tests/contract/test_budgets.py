@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ptd_engine import PromptError, SamplingParams
+from ptd_engine import ConfigError, PromptError, SamplingParams
 from ptd_engine.testing.forced import FixedBlocks, FixedTrees
 from ptd_engine.testing.toy import ToyRunner, scripted
 
@@ -58,6 +58,8 @@ def test_a_prompt_that_fills_the_context_is_refused(prompt_len: int) -> None:
     llm = toy(["a"], max_seq_len=32)
     with pytest.raises(PromptError, match=f"{prompt_len} tokens; the limit is 31"):
         llm.generate([0] * prompt_len)
+    with pytest.raises(PromptError, match="limit is 31"):  # whatever was to follow
+        llm.generate([0] * prompt_len, SamplingParams(max_new_tokens=0))
     assert llm.generate([0], SamplingParams(max_new_tokens=1)).text == "a"
 
 
@@ -67,3 +69,16 @@ def test_no_budget_ends_at_the_eos_or_at_the_context(blocks: tuple[int, ...]) ->
     assert (stopped.token_ids[-1], stopped.finish_reason) == (EOS, "stop")
     full = chunks_of(toy(["a", "b"], blocks, max_seq_len=200), no_budget)[1]
     assert (len(full.token_ids), full.finish_reason) == (199, "length")
+
+
+@pytest.mark.parametrize("budget", [None, 1000])
+def test_a_least_length_beyond_the_room_is_refused(budget: int | None) -> None:
+    llm = toy(["a", "<eos>"], max_seq_len=32)
+    wanted = SamplingParams(min_new_tokens=9, max_new_tokens=budget)
+    with pytest.raises(ConfigError, match=r"min_new_tokens=9 .*at most 8, .*24 prompt tokens.*32"):
+        llm.engine.generate([0] * 24, wanted)
+    engine = engine_of(lambda context: OTHER, FixedTrees([]), max_seq_len=32)
+    least = SamplingParams(min_new_tokens=8, max_new_tokens=budget)
+    generation = engine.generate([0] * 24, least)  # exactly the room; nothing ends it, so no rules
+    assert sum(len(step.token_ids) for step in generation) == 8
+    assert llm.generate([0], SamplingParams(max_new_tokens=1)).text == "a"

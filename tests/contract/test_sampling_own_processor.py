@@ -113,18 +113,43 @@ def test_it_gets_float32_logits_of_the_whole_matrix_with_the_padding_ruled_out()
 @pytest.mark.parametrize(
     ("returned", "said"),
     [
-        (None, "logits_processor returned=None"),
-        (torch.zeros(3), r"returned=\(3,\).*\(24,\)"),
-        (torch.zeros(1, VOCAB), r"returned=\(1, 24\)"),
+        (None, "logits_processor returned=None.*also where they were changed in place"),
+        (torch.zeros(3), r"returned='\(3,\), torch.float32'.*\(24,\)"),
+        (torch.zeros(1, VOCAB), r"returned='\(1, 24\)"),
+        (torch.zeros(VOCAB, dtype=torch.int64), r"returned='\(24,\), torch.int64'.*floating"),
+        (torch.ones(VOCAB, dtype=torch.bool), "torch.bool"),
         ([0.0] * VOCAB, "returned="),
     ],
 )
-def test_a_wrong_result_is_refused_and_the_engine_goes_on(returned: Any, said: str) -> None:
+@pytest.mark.parametrize("at", [0, 4])
+def test_a_wrong_result_is_refused_and_the_engine_goes_on(
+    returned: Any, said: str, at: int
+) -> None:
+    def spoil(ids: Sequence[int], logits: Tensor) -> Any:
+        return returned if len(ids) == len(PROMPT) + at else logits
+
     engine = engine_over(MODEL, drafters([])["paper"])
-    with pytest.raises(ConfigError, match=said):
-        run(engine, SamplingParams(logits_processor=lambda ids, logits: returned))
-    with pytest.raises(ZeroDivisionError):
-        run(engine, SamplingParams(logits_processor=lambda ids, logits: 1 // 0))  # type: ignore
+    with pytest.raises(EngineError, match=said):
+        run(engine, SamplingParams(logits_processor=spoil))
+    assert len(engine.last.token_ids) <= at  # the step that failed handed nothing out
+    params = SamplingParams(max_new_tokens=9)
+    assert run(engine, params).token_ids == oracle(MODEL, params)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_any_floating_type_may_come_back(dtype: torch.dtype) -> None:
+    def pick(ids: Sequence[int], logits: Tensor) -> Tensor:
+        return torch.zeros_like(logits, dtype=dtype).index_fill(0, torch.tensor(7), 1.0)
+
+    params = SamplingParams(max_new_tokens=4, logits_processor=pick)
+    assert run(engine_over(MODEL, drafters([])["paper"]), params).token_ids == [7] * 4
+
+
+def test_its_own_exception_passes_with_a_note_and_the_engine_goes_on() -> None:
+    engine = engine_over(MODEL, drafters([])["paper"])
+    with pytest.raises(ZeroDivisionError) as raised:
+        run(engine, SamplingParams(logits_processor=lambda ids, logits: logits * (1 // 0)))
+    assert "logits_processor" in raised.value.__notes__[0]
     params = SamplingParams(max_new_tokens=9)
     assert run(engine, params).token_ids == oracle(MODEL, params)
 
