@@ -6,23 +6,18 @@ import argparse
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ptd_engine import _core
 from ptd_engine.cli.prompts import PromptItem, read_prompts
-from ptd_engine.config import PTDConfig
-from ptd_engine.drafters import resolve
-from ptd_engine.errors import ConfigError
+from ptd_engine.drafters import DrafterSpec, resolve
 
 if TYPE_CHECKING:
     from ptd_engine.model import CausalLM
     from ptd_engine.runner import Runner
-
-_PTD_DEFAULTS: dict[str, Any] = asdict(PTDConfig())
 
 
 @dataclass(frozen=True)
@@ -43,7 +38,7 @@ class DrafterChoice:
     """
 
     label: str
-    spec: str | PTDConfig | _core.Drafter
+    spec: DrafterSpec
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,50 +102,13 @@ def load_prompts(files: Sequence[Path], limit: int | None) -> list[PromptSet]:
     return sets
 
 
-def parse_drafter(text: str) -> str | PTDConfig:
-    """A drafter argument: NAME, or "ptd:" with options of PTDConfig ("ptd:width=4,depth=6").
-
-    Options that are not given are the paper's. A bare "ptd" is what the engine takes on the device.
-
-    Raises:
-        ConfigError: an unknown option, or a value of the wrong kind or out of range.
-    """
-    name, colon, options = text.partition(":")
-    if not colon:
-        return text
-    if name != "ptd":
-        raise ConfigError.for_field("drafter", text, "NAME or ptd:OPTION=VALUE,...")
-    values: dict[str, Any] = {}
-    for option in filter(None, options.split(",")):
-        key, _, value = option.partition("=")
-        if key not in _PTD_DEFAULTS:
-            raise ConfigError.for_field("drafter option", key, ", ".join(_PTD_DEFAULTS))
-        values[key] = _option_value(key, value)
-    return PTDConfig(**values)
-
-
-def _option_value(key: str, text: str) -> object:
-    kind = type(_PTD_DEFAULTS[key])
-    if kind is bool:
-        if text not in ("true", "false"):
-            raise ConfigError.for_field(key, text, "true or false")
-        return text == "true"
-    try:
-        return kind(text)
-    except ValueError as error:
-        raise ConfigError.for_field(key, text, "an integer") from error
-
-
 def choose_drafters(labels: Sequence[str], device_type: str) -> list[DrafterChoice]:
     """Parse drafter arguments, each once.
 
     Raises:
         ConfigError: an unknown name or a bad option.
     """
-    return [
-        DrafterChoice(label, resolve(parse_drafter(label), device_type))
-        for label in dict.fromkeys(labels)
-    ]
+    return [DrafterChoice(label, resolve(label, device_type)) for label in dict.fromkeys(labels)]
 
 
 def integers(text: str) -> list[int]:

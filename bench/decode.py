@@ -24,7 +24,8 @@ from bench.common import (
 from bench.paired import PLAIN, Mismatch, PromptRuns, find_mismatches, measure
 from bench.report import Document, make_table
 from ptd_engine.cli.requests import chat_form, encode
-from ptd_engine.config import PTDConfig, SamplingParams
+from ptd_engine.config import SamplingParams
+from ptd_engine.drafters import DrafterConfig
 from ptd_engine.llm import LLM
 from ptd_engine.metrics import GenerationStats
 
@@ -39,9 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--drafter",
         nargs="+",
         action="extend",
-        metavar="NAME|ptd:OPTION=VALUE,...",
-        help="to compare with plain decoding (default: ptd); ptd:width=4,depth=6 sets PTDConfig's "
-        "fields, the others keep the paper's values",
+        metavar="NAME[:OPTION=VALUE,...]",
+        help="to compare with plain decoding (default: ptd); ptd:width=4,depth=6 sets fields of "
+        "its configuration, the others keep the published values",
     )
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -92,7 +93,7 @@ def run(args: argparse.Namespace) -> Document:
         "repeats": args.repeats,
         "drafters": {
             choice.label: asdict(choice.spec)
-            if isinstance(choice.spec, PTDConfig)
+            if isinstance(choice.spec, DrafterConfig)
             else str(choice.spec)
             for choice in choices
         },

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ptd_engine.checks import MAX_SEED, check_int
-from ptd_engine.errors import ConfigError
+from ptd_engine.checks import MAX_SEED, check_bool, check_int
+from ptd_engine.drafter_configs import MAX_TREE_NODES
 from ptd_engine.sampling import ResolvedParams, SamplingParams, Verification
 
 __all__ = ["MAX_TREE_NODES", "PTDConfig", "ResolvedParams", "SamplingParams", "Verification"]
 
-MAX_TREE_NODES = 256  # rows of one step, root included
 _MAX_TREE_LIMIT = 64  # width and depth
 
 
@@ -60,7 +59,6 @@ class PTDConfig:
         )
         check_int("pool_nodes_per_key", self.pool_nodes_per_key, 1, 65536)
         check_int("pool_max_keys", self.pool_max_keys, 1, 1 << 24)
-        for field in ("recycle_verified", "share_pool"):
-            if not isinstance(getattr(self, field), bool):
-                raise ConfigError.for_field(field, getattr(self, field), "True or False")
+        check_bool("recycle_verified", self.recycle_verified)
+        check_bool("share_pool", self.share_pool)
         check_int("seed", self.seed, 0, MAX_SEED)

@@ -5,14 +5,30 @@ A drafter can only add rows to a step's tree, so none can change the output.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, get_type_hints
 
 from . import _core
 from .config import PTDConfig
+from .drafter_configs import (
+    LookaheadConfig,
+    PromptLookupConfig,
+    SelfDraftConfig,
+    SuffixConfig,
+    TokenRecyclingConfig,
+)
 from .errors import ConfigError
 
-DrafterSpec = str | PTDConfig | _core.Drafter
+DrafterConfig = (
+    PTDConfig
+    | LookaheadConfig
+    | SelfDraftConfig
+    | PromptLookupConfig
+    | TokenRecyclingConfig
+    | SuffixConfig
+)
+DrafterSpec = str | DrafterConfig | _core.Drafter
 
 # What a bare "ptd" means. On a GPU 64 rows cost about as much as one, so the paper's tree pays. On
 # a CPU every row costs: docs/cpu_tree.md measures this tree among others.
@@ -24,32 +40,59 @@ CPU_DEFAULT = PTDConfig(
 
 @dataclass(frozen=True, slots=True)
 class DrafterEntry:
-    """A drafter's name and one line for users."""
+    """A drafter: its name, one line for users, and how it is made.
+
+    Attributes:
+        config: its settings' class; None: it has none.
+        make: builds it from its settings and the model's end-of-sequence ids.
+    """
 
     name: str
     summary: str
+    config: type[DrafterConfig] | None
+    make: Callable[[Any, Sequence[int]], _core.Drafter]
+
+
+def _make_ptd(config: PTDConfig, eos_ids: Sequence[int]) -> _core.Drafter:
+    return _core.PTDDrafter(**asdict(config), eos_ids=list(eos_ids))
 
 
 REGISTERED = (
-    DrafterEntry("none", "plain decoding, one token a step"),
-    DrafterEntry("ptd", "Progressive Tree Drafting"),
+    DrafterEntry(
+        "none",
+        "plain decoding, one token a step",
+        None,
+        lambda _config, _eos: _core.AutoregressiveDrafter(),
+    ),
+    DrafterEntry("ptd", "Progressive Tree Drafting", PTDConfig, _make_ptd),
 )
 
 
-def resolve(spec: DrafterSpec, device_type: str) -> str | PTDConfig | _core.Drafter:
-    """Turn a bare "ptd" into the configuration it means on this device.
+def resolve(spec: DrafterSpec, device_type: str) -> DrafterSpec:
+    """Turn a name into the settings it means on this device; "none" and the rest stay as they are.
+
+    Args:
+        spec: "NAME", "NAME:OPTION=VALUE,..." (options that are not given keep the published value),
+            settings, or a Drafter object.
 
     Raises:
-        ConfigError: an unknown name or an object that is no drafter.
+        ConfigError: an unknown name or option, a bad value, or an object that is no drafter.
     """
-    if isinstance(spec, PTDConfig | _core.Drafter):
+    if isinstance(spec, DrafterConfig | _core.Drafter):
         return spec
-    if spec == "ptd":
+    if not isinstance(spec, str):
+        raise ConfigError.for_field("drafter", spec, _allowed())
+    name, colon, options = spec.partition(":")
+    entry = _entry(name)
+    if entry.config is None:
+        if colon:
+            raise ConfigError.for_field("drafter", spec, f"{name!r}: it has no options")
+        return name
+    if colon:
+        return _parse(entry.config, options)
+    if name == "ptd":
         return CPU_DEFAULT if device_type == "cpu" else GPU_DEFAULT
-    if spec == "none":
-        return spec
-    names = ", ".join(repr(entry.name) for entry in REGISTERED)
-    raise ConfigError.for_field("drafter", spec, f"one of {names}, a PTDConfig or a Drafter object")
+    return entry.config()
 
 
 def make_drafter(
@@ -58,27 +101,55 @@ def make_drafter(
     """Build the drafter that `spec` means on a device of this type ("cpu" or "cuda").
 
     Args:
-        spec: a name, a configuration, or a ready drafter (returned as it is).
+        spec: see `resolve`; a ready drafter is returned as it is.
         device_type: decides what a bare "ptd" means.
         eos_ids: tokens after which PTD drafts nothing.
 
     Raises:
-        ConfigError: an unknown name or an object that is no drafter.
+        ConfigError: see `resolve`.
     """
     resolved = resolve(spec, device_type)
     if isinstance(resolved, _core.Drafter):
         return resolved
-    if isinstance(resolved, PTDConfig):
-        return _core.PTDDrafter(
-            width=resolved.width,
-            depth=resolved.depth,
-            max_draft_nodes=resolved.max_draft_nodes,
-            max_candidate_nodes=resolved.max_candidate_nodes,
-            pool_nodes_per_key=resolved.pool_nodes_per_key,
-            pool_max_keys=resolved.pool_max_keys,
-            recycle_verified=resolved.recycle_verified,
-            share_pool=resolved.share_pool,
-            seed=resolved.seed,
-            eos_ids=list(eos_ids),
-        )
-    return _core.AutoregressiveDrafter()
+    if isinstance(resolved, str):
+        return _entry(resolved).make(None, eos_ids)
+    made_by = {entry.config: entry for entry in REGISTERED}
+    return made_by[type(resolved)].make(resolved, eos_ids)
+
+
+def _allowed() -> str:
+    names = ", ".join(repr(entry.name) for entry in REGISTERED)
+    return f"one of {names}, its settings (PTDConfig, ...) or a Drafter object"
+
+
+def _entry(name: str) -> DrafterEntry:
+    for entry in REGISTERED:
+        if entry.name == name:
+            return entry
+    raise ConfigError.for_field("drafter", name, _allowed())
+
+
+def _parse(config: type[DrafterConfig], options: str) -> DrafterConfig:
+    defaults = asdict(config())
+    kinds = get_type_hints(config)
+    values: dict[str, Any] = {}
+    for option in filter(None, options.split(",")):
+        key, _, value = option.partition("=")
+        if key not in defaults:
+            raise ConfigError.for_field("drafter option", key, ", ".join(defaults))
+        values[key] = _value(key, kinds[key], value)
+    return config(**values)
+
+
+def _value(key: str, kind: object, text: str) -> object:
+    if kind is bool:
+        if text not in ("true", "false"):
+            raise ConfigError.for_field(key, text, "true or false")
+        return text == "true"
+    if kind is int or kind is float:
+        try:
+            return kind(text)
+        except ValueError as error:
+            name = "an integer" if kind is int else "a number"
+            raise ConfigError.for_field(key, text, name) from error
+    return text

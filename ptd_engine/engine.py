@@ -353,14 +353,18 @@ class Generation:
         if not session.finished:
             self._rules = self._logit_rules()
             self._engine.runner.begin(self._rules)
-            self._prefill()
+            self._prefill(session)
         self._total_s = time.perf_counter() - start
 
-    def _prefill(self) -> None:
+    def _prefill(self, session: _core.Session) -> None:
         prompt, last = self._prompt, len(self._prompt) - 1
         self._reused = self._in_place = self._engine._reusable(prompt)
+        wanted = self._engine.drafter.needs().prompt_outputs
         self._engine.runner.prefill(
-            prompt[self._reused : last], prompt_len=len(prompt), start=self._reused
+            prompt[self._reused : last],
+            prompt_len=len(prompt),
+            start=self._reused,
+            observe=session.observe_prompt if wanted else None,
         )
         self._in_place = last
 

@@ -51,6 +51,15 @@ class PyDrafter : public Drafter, public py::trampoline_self_life_support {
     py::gil_scoped_acquire gil;
     override("observe")(OwnedOutcome(outcome));
   }
+  void observe_prompt(int first, Span<const TokenId> outputs, int stride) override {
+    py::gil_scoped_acquire gil;
+    const py::function f = py::get_override(static_cast<const Drafter*>(this), "observe_prompt");
+    if (!f) return;
+    py::array_t<TokenId> copy(
+        {static_cast<py::ssize_t>(outputs.size()) / stride, static_cast<py::ssize_t>(stride)});
+    std::copy_n(outputs.begin(), copy.size(), copy.mutable_data());
+    f(first, copy);
+  }
 
  private:
   py::function override(const char* name) const {
@@ -94,10 +103,15 @@ class PyRowTokens final : public RowTokens {
 
 void bind_drafters(py::module_& m) {
   py::class_<DrafterNeeds>(m, "DrafterNeeds")
-      .def(py::init([](int max_nodes, int top_k) { return DrafterNeeds{max_nodes, top_k}; }),
-           py::arg("max_nodes"), py::arg("top_k") = 0)
+      .def(py::init([](int max_nodes, int top_k, int max_accepted, bool prompt_outputs) {
+             return DrafterNeeds{max_nodes, top_k, max_accepted, prompt_outputs};
+           }),
+           py::arg("max_nodes"), py::arg("top_k") = 0, py::arg("max_accepted") = 0,
+           py::arg("prompt_outputs") = false)
       .def_readonly("max_nodes", &DrafterNeeds::max_nodes)
-      .def_readonly("top_k", &DrafterNeeds::top_k);
+      .def_readonly("top_k", &DrafterNeeds::top_k)
+      .def_readonly("max_accepted", &DrafterNeeds::max_accepted)
+      .def_readonly("prompt_outputs", &DrafterNeeds::prompt_outputs);
 
   py::class_<OwnedOutcome>(m, "StepOutcome")
       .def_readonly("tree", &OwnedOutcome::tree)
@@ -188,6 +202,15 @@ void bind_session(py::module_& m) {
            py::arg("max_path") = 64, py::arg("output_top_k") = 0,
            py::arg("max_nodes") = kMaxTreeNodes, py::arg("vocab_size") = 0,
            py::arg("node_buckets") = std::vector<int>{})
+      .def(
+          "observe_prompt",
+          [](Session& s, int first, const py::buffer& outputs) {
+            const py::buffer_info info = outputs.request();
+            const auto ids = as_span<const TokenId>(info, "outputs");
+            py::gil_scoped_release nogil;
+            s.observe_prompt(first, ids);
+          },
+          py::arg("first"), py::arg("outputs"))
       .def(
           "plan",
           [](Session& s, const py::buffer& block) {

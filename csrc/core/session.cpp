@@ -93,10 +93,12 @@ Session::Session(std::vector<TokenId> prompt, std::shared_ptr<Drafter> drafter,
   const DrafterNeeds needs = drafter_->needs();
   auto& buckets = limits_.node_buckets;
   std::sort(buckets.begin(), buckets.end());
-  if (needs.max_nodes < 0 || needs.top_k < 0) {
-    throw InvalidArgument::for_field("the drafter's needs", std::min(needs.max_nodes, needs.top_k),
-                                     "max_nodes and top_k >= 0");
+  if (needs.max_nodes < 0 || needs.top_k < 0 || needs.max_accepted < 0) {
+    throw InvalidArgument::for_field("the drafter's needs",
+                                     std::min({needs.max_nodes, needs.top_k, needs.max_accepted}),
+                                     "max_nodes, top_k and max_accepted >= 0");
   }
+  if (needs.max_accepted > 0) max_accepted_ = static_cast<std::size_t>(needs.max_accepted);
   max_nodes_ = std::min(1 + std::min(needs.max_nodes, kMaxTreeNodes - 1), limits_.max_nodes);
   if (!buckets.empty()) max_nodes_ = std::min(max_nodes_, buckets.back());
   if (needs.top_k > limits_.top_k) {
@@ -124,6 +126,20 @@ int Session::bucket_for(int n_nodes) const {
 
 std::size_t Session::plan_bytes() const {
   return PlanLayout::of(bucket_for(max_nodes_), limits_.max_path).total;
+}
+
+void Session::observe_prompt(int first, Span<const TokenId> outputs) {
+  const auto stride = static_cast<std::size_t>(1 + limits_.top_k);
+  if (stats_.steps > 0 || planned_) throw std::logic_error("observe_prompt() after a plan()");
+  const auto rows = outputs.size() / stride;
+  if (first < 0 || outputs.size() % stride != 0 ||
+      static_cast<std::size_t>(first) + rows >= static_cast<std::size_t>(prompt_len_)) {
+    throw InvalidArgument::for_field(
+        "len(outputs)", static_cast<long long>(outputs.size()),
+        "1 + top_k = " + std::to_string(stride) + " a row, of rows before the prompt's last token");
+  }
+  const DrafterLease lease(*drafter_, serial_, /*begins=*/false);
+  drafter_->observe_prompt(first, outputs, static_cast<int>(stride));
 }
 
 int Session::plan(unsigned char* block, std::size_t block_size) {
@@ -170,6 +186,8 @@ StepResult Session::commit(Span<const TokenId> output) {
   check_output(output);
   const int stride = 1 + limits_.top_k;
   verify_walk(tree_.tokens(), tree_.parents(), output, stride, tree_.n_verify(), path_);
+  // A row's own next token is what its accepted child holds: the path may be cut anywhere.
+  if (path_.size() > max_accepted_) path_.resize(max_accepted_);
   const NodeId last = path_.empty() ? 0 : path_.back();
   const TokenId last_token = output[static_cast<std::size_t>(last * stride)];
   return finish_step(output, [&] { return emit_path(last_token); });
@@ -189,8 +207,12 @@ StepResult Session::commit_recursive(Span<const TokenId> output, Span<const doub
                                      "at least n_verify * vocab = " + std::to_string(needed));
   }
   PositionUniforms uniforms(params_.seed, kv_len());
-  const TokenId last = verify_recursive(tree_.tokens(), tree_.parents(), probs, tree_.n_verify(),
-                                        vocab, uniforms, path_);
+  TokenId last = verify_recursive(tree_.tokens(), tree_.parents(), probs, tree_.n_verify(), vocab,
+                                  uniforms, path_);
+  if (path_.size() > max_accepted_) {
+    last = tree_.token(path_[max_accepted_]);
+    path_.resize(max_accepted_);
+  }
   // The distributions of a row without finite logits mean nothing: its token says so (-1).
   const auto finite = [&](NodeId row) {
     return output[static_cast<std::size_t>(row * (1 + limits_.top_k))] >= 0;
@@ -248,7 +270,7 @@ int Session::emit_lazily(RowTokens& rows) {
     const TokenId token = rows.next(row);
     if (token < 0) throw_not_finite();
     const bool open = emit(token);
-    row = child_of(row, token);
+    row = path_.size() == max_accepted_ ? kNoNode : child_of(row, token);
     if (row != kNoNode) path_.push_back(row);
     if (!open || row == kNoNode) break;
     commit_src_.push_back(root_row + row);

@@ -13,7 +13,7 @@ from ptd_engine.cli import options as opt
 from ptd_engine.cli.prompts import PromptItem, collect
 from ptd_engine.cli.report import print_table, write_json
 from ptd_engine.cli.requests import chat_form, encode
-from ptd_engine.config import PTDConfig, SamplingParams
+from ptd_engine.config import SamplingParams
 from ptd_engine.errors import PTDError
 from ptd_engine.metrics import GenerationStats
 
@@ -98,7 +98,7 @@ def verify(
         min_new_tokens=min_new_tokens,
         seed=seed,
     )
-    from ptd_engine.drafters import resolve
+    from ptd_engine.drafters import DrafterConfig, resolve
     from ptd_engine.llm import LLM
 
     drafted = LLM.from_pretrained(
@@ -131,7 +131,7 @@ def verify(
         {
             "model": model,
             "drafter": drafter,
-            "drafter_config": asdict(meant) if isinstance(meant, PTDConfig) else None,
+            "drafter_config": asdict(meant) if isinstance(meant, DrafterConfig) else None,
             "dtype": drafted.model.precision,
             "device": str(drafted.model.device),
             "kernels": {choice.op: choice.backend for choice in drafted.model.ops.describe()},

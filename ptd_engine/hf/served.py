@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ptd_engine import _core
-from ptd_engine.config import PTDConfig
 from ptd_engine.drafters import DrafterSpec, make_drafter, resolve
 from ptd_engine.engine import Engine
 from ptd_engine.hf.model_checkpoint import ModelCheckpoint
@@ -25,7 +23,7 @@ class _Served:
     state: object
     kernels: str
     model: CausalLM
-    drafter: str | PTDConfig | _core.Drafter
+    drafter: DrafterSpec
     engine: Engine
 
 

@@ -1,7 +1,15 @@
 """Execution of steps: owns memory and device order, knows no algorithm."""
 
 from ptd_engine.runner.buffers import PlanView, StepBuffers
-from ptd_engine.runner.eager import EagerRunner, Runner
+from ptd_engine.runner.eager import EagerRunner, PromptObserver, Runner
 from ptd_engine.runner.request_logits import LogitRules, RequestLogits
 
-__all__ = ["EagerRunner", "LogitRules", "PlanView", "RequestLogits", "Runner", "StepBuffers"]
+__all__ = [
+    "EagerRunner",
+    "LogitRules",
+    "PlanView",
+    "PromptObserver",
+    "RequestLogits",
+    "Runner",
+    "StepBuffers",
+]

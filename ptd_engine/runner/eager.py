@@ -19,6 +19,8 @@ from ptd_engine.model import CausalLM, ForwardBuffers
 from ptd_engine.runner.buffers import FILTERS, MOVES_ROWS, SAMPLES, StepBuffers
 from ptd_engine.runner.request_logits import LogitRules, RequestLogits
 
+PromptObserver = Callable[[int, npt.NDArray[np.int32]], None]
+
 PREFILL_CHUNK = 512  # rows: bounds the activations; larger chunks gain nothing on a CPU
 
 
@@ -60,12 +62,22 @@ class Runner(Protocol):
         """
         ...
 
-    def prefill(self, token_ids: Sequence[int], *, prompt_len: int, start: int = 0) -> None:
+    def prefill(
+        self,
+        token_ids: Sequence[int],
+        *,
+        prompt_len: int,
+        start: int = 0,
+        observe: PromptObserver | None = None,
+    ) -> None:
         """Start a sequence: cache the keys and values of these tokens from position `start`.
 
         Args:
             prompt_len: length of the whole prompt (some rope types depend on it).
             start: rows of the last sequence that stay.
+            observe: shown the greedy output of every row, in order, part by part: the position of
+                the part's first row and [n, 1 + top_k] (valid during the call). Costs the output
+                matrix over all rows.
         """
         ...
 
@@ -167,6 +179,7 @@ class EagerRunner:
             config, max(rows, self.prefill_chunk), model.dtype, device
         )
         self._logits = torch.empty(rows, config.vocab_size, dtype=model.logits_dtype, device=device)
+        self._zeros = torch.zeros(max(rows, 4), device=device)  # temperatures of greedy rows
         self._prefill_len = torch.zeros(1, dtype=torch.int32, device=device)
         self._done = torch.cuda.Event() if device.type == "cuda" else None
         self._launched = 0
@@ -194,7 +207,14 @@ class EagerRunner:
         return rows if self.model.rope.suits(prompt_len) else 0
 
     @torch.inference_mode()
-    def prefill(self, token_ids: Sequence[int], *, prompt_len: int, start: int = 0) -> None:
+    def prefill(
+        self,
+        token_ids: Sequence[int],
+        *,
+        prompt_len: int,
+        start: int = 0,
+        observe: PromptObserver | None = None,
+    ) -> None:
         """See `Runner`."""
         self.model.rope.prepare(prompt_len)
         ids = torch.tensor(list(token_ids), dtype=torch.int32, device=self.model.device)
@@ -214,6 +234,30 @@ class EagerRunner:
                 self.activations,
                 exact_bound=True,
             )
+            if observe is not None:
+                self._show_prompt(start + begin, end - begin, observe)
+
+    def _show_prompt(self, position: int, rows: int, observe: PromptObserver) -> None:
+        """Outputs of the first rows of `activations.normed`, as many at once as a step has."""
+        for first in range(0, rows, self.max_nodes):
+            n = min(self.max_nodes, rows - first)
+            self.model.ops.head_select(
+                self.activations.normed[first : first + n],
+                self.model.weights.lm_head,
+                self._logits[:n],
+                self._zeros[:n],
+                self._zeros[:n],
+                self._zeros,
+                n_verify=0,
+                mode="greedy",
+                out=self.buffers.output[:n],
+                vocab_limit=self.vocab_limit,
+            )
+            self.buffers.download(n)
+            if self._done is not None:
+                self._done.record()
+                self._done.synchronize()
+            observe(position + first, self.buffers.host_output[:n])
 
     @torch.inference_mode()
     def launch(self, n_bucket: int) -> None:

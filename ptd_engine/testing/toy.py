@@ -15,7 +15,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from ptd_engine import _core
-from ptd_engine.runner import LogitRules
+from ptd_engine.runner import LogitRules, PromptObserver
 
 NextToken = Callable[[list[int]], int]
 """The token after a context; -1 where a model's logits would not be finite."""
@@ -82,13 +82,12 @@ class ToyRunner:
     """A `ptd_engine.runner.Runner` over a `NextToken`; asserts what every step must obey.
 
     Attributes:
+        top_k: successors a row; the next token and then the ids that follow it.
         kv: int64 [max_seq_len + rows], the cache.
         plan: the last step's.
         contexts: the tokens that each row of the last step sees, itself included.
         prefills, steps: calls so far.
     """
-
-    top_k = 0
 
     def __init__(
         self,
@@ -99,8 +98,10 @@ class ToyRunner:
         max_nodes: int = _core.MAX_TREE_NODES,
         max_path: int = 64,
         node_buckets: Sequence[int] = (),
+        top_k: int = 0,
     ) -> None:
         """Allocate the cache and the plan's block."""
+        self.top_k = top_k
         self.next_token = next_token
         self.max_seq_len = max_seq_len
         self.vocab_size = vocab_size
@@ -123,12 +124,23 @@ class ToyRunner:
         """See `Runner`."""
         return rows
 
-    def prefill(self, token_ids: Sequence[int], *, prompt_len: int, start: int = 0) -> None:
+    def prefill(
+        self,
+        token_ids: Sequence[int],
+        *,
+        prompt_len: int,
+        start: int = 0,
+        observe: PromptObserver | None = None,
+    ) -> None:
         """See `Runner`."""
         self.prefills += 1
         assert start + len(token_ids) == prompt_len - 1
         self.kv[start:] = POISON
         self.kv[start : prompt_len - 1] = token_ids
+        if observe is not None and len(token_ids) > 0:
+            tokens = self.kv[: prompt_len - 1].tolist()
+            contexts = [tokens[: end + 1] for end in range(start, prompt_len - 1)]
+            observe(start, self._outputs(contexts, len(contexts)))
 
     def place(self, n_bucket: int) -> None:
         """Run the staged plan's commit moves, write its rows and read their contexts back."""
@@ -155,9 +167,14 @@ class ToyRunner:
     def launch(self, n_bucket: int) -> None:
         """See `Runner`."""
         self.place(n_bucket)
-        self._output = np.full((n_bucket, 1), 7777, np.int32)  # padding rows are never read
-        for row, context in enumerate(self.contexts):
-            self._output[row, 0] = self.next_token(context)
+        self._output = self._outputs(self.contexts, n_bucket)
+
+    def _outputs(self, contexts: Sequence[list[int]], rows: int) -> npt.NDArray[np.int32]:
+        outputs = np.full((rows, 1 + self.top_k), 7777, np.int32)  # padding rows are never read
+        for row, context in enumerate(contexts):
+            token = outputs[row, 0] = self.next_token(context)
+            outputs[row, 1:] = [(token + k) % self.vocab_size for k in range(self.top_k)]
+        return outputs
 
     def wait(self) -> npt.NDArray[np.int32]:
         """See `Runner`."""

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ptd_engine.config import PTDConfig, SamplingParams
-from ptd_engine.drafters import make_drafter
+from ptd_engine.drafters import make_drafter, resolve
 from ptd_engine.errors import ConfigError
 
 NAN, INF = float("nan"), float("inf")
@@ -81,3 +81,23 @@ def test_unknown_drafter_lists_the_known() -> None:
 def test_ptd_means_the_papers_tree_on_a_gpu() -> None:
     assert make_drafter("ptd", device_type="cuda").needs().max_nodes == 96 + 60
     assert make_drafter("ptd", device_type="cpu").needs().max_nodes < 40
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("ptd:widht=4", "drafter option='widht'.*width, depth"),
+        ("ptd:width=four", "width='four'.*an integer"),
+        ("ptd:width=0", "width=0"),
+        ("ptd:share_pool=yes", "share_pool='yes'.*true or false"),
+        ("none:width=4", "none:width=4.*no options"),
+        (7, "drafter=7.*'ptd'"),
+    ],
+)
+def test_bad_drafter_options_are_named(spec: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(spec, "cpu")
+
+
+def test_drafter_options_begin_at_the_published_values() -> None:
+    assert resolve("ptd:width=2,share_pool=true", "cpu") == PTDConfig(width=2, share_pool=True)

@@ -39,11 +39,12 @@ PYTHON_RULES: Mapping[str, Rule] = {
     "errors": _rule(set()),
     "checks": _rule({"errors"}),
     "sampling": _rule({"errors", "checks"}, "torch"),  # a type only
-    "config": _rule({"errors", "checks", "sampling"}),
+    "drafter_configs": _rule({"errors", "checks"}),
+    "config": _rule({"errors", "checks", "sampling", "drafter_configs"}),
     "metrics": _rule({"errors"}),
     "outputs": _rule({"errors", "config", "metrics"}),
     # 5: siblings, except that a tokenizer may be read from a checkpoint's header
-    "drafters": _rule(_BASE | {"_core"}),
+    "drafters": _rule(_BASE | {"_core", "drafter_configs"}),
     "kernels": _rule(_BASE | {"_core"}, "torch", "numpy"),  # of _core the CPU kernels
     "checkpoint": _rule(_BASE, "torch", "numpy", "safetensors", "gguf"),
     "demo_model": _rule(_BASE),

@@ -12,6 +12,10 @@ namespace ptd {
 struct DrafterNeeds {
   int max_nodes = 0;  // most rows it ever proposes, root not counted
   int top_k = 0;      // successors a row it wants to see besides the next token
+  // Most accepted candidates a step is credited with, 0 = all. For published programs that emit
+  // less than was verified; the output is the same in more steps.
+  int max_accepted = 0;
+  bool prompt_outputs = false;  // wants observe_prompt(): costs the model's head over the prompt
 };
 
 // What a step produced. Views are valid during observe() only.
@@ -39,6 +43,11 @@ class Drafter {
   // `committed` = prompt and output so far; its last token is the tree's root.
   virtual void propose(Span<const TokenId> committed, TreeBuilder& tree) = 0;
   virtual void observe(const StepOutcome& outcome) = 0;
+  // What the model answers to the prompt's rows, in order, as many calls as the prefill has parts:
+  // outputs [n, stride], of the prompt's tokens at first, first + 1, ... The last token of the
+  // prompt is never among them (it is the root of the first step), nor are rows that a kept prefix
+  // spared. Only called where `needs` asks for it.
+  virtual void observe_prompt(int /*first*/, Span<const TokenId> /*outputs*/, int /*stride*/) {}
 
  private:
   friend class DrafterLease;

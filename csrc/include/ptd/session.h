@@ -78,6 +78,10 @@ class Session {
   bool finished() const { return finish_reason_ != FinishReason::kNone; }
   FinishReason finish_reason() const { return finish_reason_; }
 
+  // Hands the drafter the model's outputs for prompt rows from `first` on, [n, 1 + top_k]; before
+  // the first plan().
+  void observe_prompt(int first, Span<const TokenId> outputs);
+
   // Draws the next tree and packs it. `block` must hold plan_bytes(); returns the node bucket.
   int plan(unsigned char* block, std::size_t block_size);
   std::size_t plan_bytes() const;  // of the largest bucket
@@ -120,6 +124,7 @@ class Session {
   SessionParams params_;
   SessionLimits limits_;
   int max_nodes_ = 1;  // rows of a step, root included
+  std::size_t max_accepted_ = kMaxTreeNodes;
   int prompt_len_ = 0;
   std::vector<TokenId> tokens_;
   TreeBuilder tree_;

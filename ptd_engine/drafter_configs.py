@@ -1,0 +1,182 @@
+"""Settings of the drafters besides PTD, one frozen dataclass each (PTD's own is in `config`).
+
+Every default is the published one. A drafter only adds rows to a step's tree: no setting can change
+the output, and `seed` fields decide the speed of a run alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ptd_engine.checks import MAX_SEED, check_bool, check_float, check_int
+from ptd_engine.errors import ConfigError
+
+MAX_TREE_NODES = 256  # rows of one step, root included
+_MOST_KEYS = 1 << 24
+
+
+def check_rows(field: str, rows: int, formula: str) -> None:
+    """Raise ConfigError where a drafter's largest step would not fit into MAX_TREE_NODES rows."""
+    if rows > MAX_TREE_NODES - 1:
+        raise ConfigError(
+            f"{field} asks for {rows} rows a step ({formula}): allowed is at most "
+            f"{MAX_TREE_NODES - 1}. Choose smaller values."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LookaheadConfig:
+    """Lookahead decoding (LADE; Fu et al., 2024): n-grams of a Jacobi window, verified as chains.
+
+    Attributes:
+        level: length N of an n-gram, its key included; the window holds N - 1 levels. 3 to 16.
+        window: columns W of the window.
+        guesses: n-grams G kept for one last token and verified as chains, least recently used out.
+        prompt_ngrams: put the n-grams of the prompt into the pool at the beginning.
+        faithful: credit at most N - 1 tokens a step, as the released program does, which drops the
+            model's own token behind a chain that was accepted whole.
+        pool_max_keys: last tokens the pool keeps, least recently used out.
+        seed: of the window's first tokens, drawn from the prompt.
+
+    Raises:
+        ConfigError: a value is out of range, or one step would exceed 256 rows.
+    """
+
+    level: int = 5
+    window: int = 15
+    guesses: int = 15
+    prompt_ngrams: bool = False
+    faithful: bool = False
+    pool_max_keys: int = 4096
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_int("level", self.level, 3, 16)
+        check_int("window", self.window, 1, MAX_TREE_NODES)
+        check_int("guesses", self.guesses, 1, MAX_TREE_NODES)
+        check_bool("prompt_ngrams", self.prompt_ngrams)
+        check_bool("faithful", self.faithful)
+        check_int("pool_max_keys", self.pool_max_keys, 1, _MOST_KEYS)
+        check_int("seed", self.seed, 0, MAX_SEED)
+        n, w, g = self.level, self.window, self.guesses
+        # The window's first level has N - 3 columns more, of which the last levels hang.
+        rows = (w + n - 3) + (n - 2) * w + g * (n - 1)
+        check_rows("LookaheadConfig", rows, "(N-1)*W + N-3 of the window, G*(N-1) of the guesses")
+
+
+@dataclass(frozen=True, slots=True)
+class SelfDraftConfig:
+    """Self-Draft (Gao et al., 2024): branches drafted beside the text, their n-grams verified.
+
+    Attributes:
+        branches: drafted beside each other.
+        length: tokens of a branch.
+        ngram: length of the n-grams taken from branches, context and predictions; key included.
+        ngrams_per_key: n-grams kept for one last token, least recently used out.
+        corpus: path of a JSON file {"token id": [[token ids of an n-gram], ...]}; None: none.
+        corpus_candidates: chains a step taken from the corpus.
+        pool_max_keys: last tokens the cache keeps, least recently used out.
+        seed: of the tokens that branches begin with, drawn from the prompt.
+
+    Raises:
+        ConfigError: a value is out of range, or one step would exceed 256 rows.
+    """
+
+    branches: int = 6
+    length: int = 6
+    ngram: int = 4
+    ngrams_per_key: int = 10
+    corpus: str | None = None
+    corpus_candidates: int = 3
+    pool_max_keys: int = 4096
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_int("branches", self.branches, 1, 64)
+        check_int("length", self.length, 2, 64)
+        check_int("ngram", self.ngram, 2, 16)
+        check_int("ngrams_per_key", self.ngrams_per_key, 1, MAX_TREE_NODES)
+        if self.corpus is not None and not isinstance(self.corpus, str):
+            raise ConfigError.for_field("corpus", self.corpus, "a path as a string, or None")
+        check_int("corpus_candidates", self.corpus_candidates, 0, MAX_TREE_NODES)
+        check_int("pool_max_keys", self.pool_max_keys, 1, _MOST_KEYS)
+        check_int("seed", self.seed, 0, MAX_SEED)
+        chains = self.ngrams_per_key + (self.corpus_candidates if self.corpus else 0)
+        rows = self.branches * self.length + chains * (self.ngram - 1)
+        check_rows("SelfDraftConfig", rows, "branches*length and the chains of the cache")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLookupConfig:
+    """Prompt lookup (Saxena, 2023): what followed the last tokens where they stood before.
+
+    Attributes:
+        max_ngram: longest run of last tokens to look for; shorter ones follow down to one.
+        max_candidate_nodes: tokens copied from behind the first match.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    max_ngram: int = 3
+    max_candidate_nodes: int = 10
+
+    def __post_init__(self) -> None:
+        check_int("max_ngram", self.max_ngram, 1, 64)
+        check_int("max_candidate_nodes", self.max_candidate_nodes, 1, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecyclingConfig:
+    """Token Recycling (Luo et al., 2024): each token's last seen best successors, as a static tree.
+
+    Attributes:
+        max_candidate_nodes: nodes of the tree.
+        successors: ids kept for a token, best first.
+        warm: keep the successors from one request to the next.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    max_candidate_nodes: int = 80
+    successors: int = 8
+    warm: bool = False
+
+    def __post_init__(self) -> None:
+        check_int("max_candidate_nodes", self.max_candidate_nodes, 1, MAX_TREE_NODES - 1)
+        check_int("successors", self.successors, 1, 32)
+        check_bool("warm", self.warm)
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixConfig:
+    """Suffix decoding (Oliaro et al., 2024): continuations of the longest suffixes seen before.
+
+    Attributes:
+        max_candidate_nodes: nodes of a step's tree.
+        max_depth: longest match and longest continuation in tokens.
+        factor: at most factor * (length of the match) tokens are drafted.
+        min_probability: continuations less probable (by their counts) are left out.
+        as_tree: draft a tree, best first; else the single most probable path.
+        index_tokens: tokens of earlier requests' outputs that are kept for later ones, oldest
+            requests out first; 0 keeps none.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    max_candidate_nodes: int = 32
+    max_depth: int = 64
+    factor: float = 1.0
+    min_probability: float = 0.1
+    as_tree: bool = True
+    index_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        check_int("max_candidate_nodes", self.max_candidate_nodes, 1, MAX_TREE_NODES - 1)
+        check_int("max_depth", self.max_depth, 2, 64)
+        check_float("factor", self.factor, 0.01, 64.0)
+        check_float("min_probability", self.min_probability, 0.0, 1.0)
+        check_bool("as_tree", self.as_tree)
+        check_int("index_tokens", self.index_tokens, 0, 1 << 26)
