@@ -3,8 +3,16 @@ decoding.
 """
 
 from ptd_engine.text.eos import eos_union
+from ptd_engine.text.messages import Message
 from ptd_engine.text.stop_strings import StopStrings
 from ptd_engine.text.stream import IncrementalDecoder
 from ptd_engine.text.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["IncrementalDecoder", "StopStrings", "Tokenizer", "eos_union", "load_tokenizer"]
+__all__ = [
+    "IncrementalDecoder",
+    "Message",
+    "StopStrings",
+    "Tokenizer",
+    "eos_union",
+    "load_tokenizer",
+]

@@ -16,6 +16,7 @@ from ptd_engine.errors import CheckpointError, PromptError
 from ptd_engine.text.decoder_stages import decoder_stages
 from ptd_engine.text.eos import eos_union
 from ptd_engine.text.gguf_tokenizer import tokenizer_from_gguf
+from ptd_engine.text.messages import Message, check_messages, check_rendered
 from ptd_engine.text.stream import IncrementalDecoder
 
 # What `render_chat` decides itself.
@@ -36,6 +37,7 @@ class Tokenizer:
         eos_token_ids: the ids that the *tokenizer's* files name as ends; join them with those of
             the model's configuration by `eos_union`.
         bos_token_id: None if the tokenizer has none.
+        special_tokens: the ids of special tokens, which give no text, by their spelling.
         vocab_size: one more than the highest id that stands for a token, added tokens included. The
             model's matrices may have more rows than that (padding to a round number): those ids
             have no text, and their logits are whatever training left there.
@@ -56,11 +58,11 @@ class Tokenizer:
         ids = self._backend.get_vocab(with_added_tokens=True).values()
         self.vocab_size = max(ids, default=-1) + 1 if vocab_size is None else vocab_size
         self._decoder: Mapping[str, Any] | None = json.loads(self._backend.to_str())["decoder"]
-        self._special = frozenset(
-            token.content
-            for token in self._backend.get_added_tokens_decoder().values()
+        self.special_tokens: Mapping[str, int] = {
+            token.content: index
+            for index, token in self._backend.get_added_tokens_decoder().items()
             if token.special
-        )
+        }
         decoder_stages(self._decoder)  # an unsupported decoder is refused at load, not at first use
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -104,7 +106,7 @@ class Tokenizer:
         return IncrementalDecoder(
             self._backend.id_to_token,
             decoder_stages(self._decoder),
-            self._special if skip_special_tokens else frozenset(),
+            self.special_tokens if skip_special_tokens else (),
         )
 
     @property
@@ -114,7 +116,7 @@ class Tokenizer:
 
     def render_chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Message],
         *,
         tools: Sequence[Any] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
@@ -122,38 +124,46 @@ class Tokenizer:
         """The prompt text of a conversation, up to where the assistant's answer begins.
 
         Args:
+            messages: dicts of role ("system", "user", "assistant", "tool", or what the template
+                names besides) and content (a text), and where the template reads them tool_calls,
+                name, tool_call_id, reasoning_content and so on, as transformers takes them.
             tools: functions the model may call: JSON schemas or Python functions.
             template_kwargs: further variables of the template, for example `enable_thinking`.
 
         Raises:
-            PromptError: no template, no messages, messages that the template refuses, or tools
-                and variables that it does not know.
+            PromptError: no template, no messages, messages that the template refuses or passes
+                over, or keys, tools and variables that it does not know.
         """
         if not self.has_chat_template:
             raise PromptError(
                 "This model has no chat template: use an instruction-tuned model, or pass a prompt."
             )
-        if not messages:
-            raise PromptError.for_field("messages", messages, "at least one message")
+        check_messages(messages, self._template_reads)
         variables = self._variables(template_kwargs)
         if tools and not self._template_reads("tools"):
             raise PromptError.for_field(
                 "tools", tools, "none: this model's chat template does not read them"
             )
-        try:
-            text = self.hf.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=list(tools) if tools else None,
-                tokenize=False,
-                add_generation_prompt=True,
-                **variables,
-            )
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
-            raise PromptError(
-                f"The chat template refuses these messages: {error}. A message is "
-                "{'role': 'user' | 'assistant' | 'system', 'content': text}."
-            ) from error
-        return str(text)
+
+        def render(conversation: Sequence[Message]) -> str:
+            try:
+                text = self.hf.apply_chat_template(
+                    [dict(message) for message in conversation],
+                    tools=list(tools) if tools else None,
+                    tokenize=False,
+                    add_generation_prompt=True,
+                    **variables,
+                )
+            except (TemplateError, TypeError, ValueError, KeyError) as error:
+                raise PromptError(
+                    f"The chat template refuses these messages: {error}. A message is "
+                    "{'role': 'user' | 'assistant' | 'system', 'content': text}."
+                ) from error
+            return str(text)
+
+        text = render(messages)
+        check_rendered(messages, text, render)
+        return text
 
     def _variables(self, template_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
         """The template's further variables, checked: a template passes over what it does not know,
@@ -184,7 +194,7 @@ class Tokenizer:
 
     def apply_chat_template(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Message],
         *,
         tools: Sequence[Any] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
