@@ -6,10 +6,12 @@ print(llm.generate("The sky is", SamplingParams(max_new_tokens=32)).text)
 
 from __future__ import annotations
 
+import difflib
 import logging
+import operator
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, Never
 
 import torch
 
@@ -23,11 +25,14 @@ from ptd_engine.config import MAX_TREE_NODES, ResolvedParams, SamplingParams
 from ptd_engine.drafters import DrafterSpec, make_drafter, resolve
 from ptd_engine.engine import Engine, Generation, check_params, check_reuse_prefix
 from ptd_engine.errors import ConfigError, PromptError, UnavailableError
+from ptd_engine.kv_cache import check_context_memory, row_bytes
 from ptd_engine.model import CausalLM, ModelConfig, load_model
 from ptd_engine.model.config import MAX_CONTEXT
+from ptd_engine.model.precision import resolve_precision
 from ptd_engine.outputs import Chunk, ChunkStream, GenerationOutput, TokenLogprobs, Usage
 from ptd_engine.runner import EagerRunner
 from ptd_engine.streamers import Feed, Streamer
+from ptd_engine.text import Message
 from ptd_engine.turnstile import OnBusy, check_on_busy
 
 # Without max_seq_len the cache is made for the model's context, up to this many tokens: models that
@@ -37,7 +42,6 @@ DEFAULT_MAX_SEQ_LEN = 8192
 _log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
-Message = Mapping[str, str]
 
 
 class LLM:
@@ -73,6 +77,7 @@ class LLM:
         generation_config: str = "auto",
         reuse_prefix: bool = False,
         on_busy: OnBusy = "wait",
+        **unknown: Never,
     ) -> LLM:
         """Load a checkpoint.
 
@@ -97,9 +102,10 @@ class LLM:
 
         Raises:
             CheckpointError: files missing, incomplete or unsupported.
-            ConfigError: a bad argument.
+            ConfigError: a bad argument, or a context whose cache does not fit in memory.
             UnavailableError: a device or backend that is not here.
         """
+        _refuse("LLM.from_pretrained", unknown)
         if generation_config not in ("auto", "none"):
             raise ConfigError.for_field("generation_config", generation_config, "'auto' or 'none'")
         check_reuse_prefix(reuse_prefix)
@@ -107,9 +113,14 @@ class LLM:
         target = resolve_device(device)
         resolve(drafter, target.type)
         path = hub.resolve_model(model)
-        trained = ModelConfig.from_hf(open_checkpoint(path).config).max_position_embeddings
-        length = min(trained, DEFAULT_MAX_SEQ_LEN) if max_seq_len is None else max_seq_len
-        _check_max_seq_len(length)
+        checkpoint = open_checkpoint(path)
+        config = ModelConfig.from_hf(checkpoint.config)
+        trained = config.max_position_embeddings
+        length = _checked_length(
+            min(trained, DEFAULT_MAX_SEQ_LEN) if max_seq_len is None else max_seq_len
+        )
+        precision = resolve_precision(dtype, checkpoint.dtype_name, target, kernels)
+        _check_memory(config, length, precision.dtype, target)
         if length > trained:
             _log.warning(
                 "max_seq_len=%d exceeds the %d positions this model was made for: text beyond them "
@@ -158,7 +169,8 @@ class LLM:
             defaults: fill what a request's `SamplingParams` leave open; None: nothing does.
             reuse_prefix, on_busy: see `from_pretrained`.
         """
-        _check_max_seq_len(max_seq_len)
+        max_seq_len = _checked_length(max_seq_len)
+        _check_memory(model.config, max_seq_len, model.dtype, model.device)
         eos_ids = tuple(sorted({*model.config.eos_token_ids, *tokenizer.eos_token_ids}))
         made = make_drafter(drafter, device_type=model.device.type, eos_ids=eos_ids)
         needs = made.needs()
@@ -196,16 +208,26 @@ class LLM:
         )
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt: a text (with the model's special tokens) or ids as they are."""
+        """Token ids of a prompt: a text (with the model's special tokens) or ids as they are.
+
+        Raises:
+            PromptError: neither of them, or a text without any token.
+        """
         if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
+            ids = self.tokenizer.encode(prompt)
+            if not ids:
+                raise PromptError.for_field(
+                    "prompt",
+                    prompt,
+                    "a text of at least one token",
+                    "This model puts no BOS token in front: write something, or pass the ids to "
+                    "begin with, say those of a special token in `tokenizer.special_tokens`.",
+                )
+            return ids
         if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Sequence):
-            raise PromptError.for_field(
-                "prompt",
-                prompt,
-                "a string or a list of token ids",
-                "Decode bytes to text; take .tolist() of an array.",
-            )
+            raise _no_prompt(prompt)
+        if prompt and isinstance(prompt[0], str | Mapping | Sequence):
+            raise _no_prompt(prompt)
         return [*prompt]
 
     def encode_chat(
@@ -216,9 +238,8 @@ class LLM:
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of a conversation in the model's chat template, ready for the answer."""
-        check_messages(messages)
         return self.tokenizer.apply_chat_template(
-            [dict(m) for m in messages], tools=tools, template_kwargs=template_kwargs
+            messages, tools=tools, template_kwargs=template_kwargs
         )
 
     def generate(
@@ -227,6 +248,7 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         streamer: Streamer | None = None,
+        **unknown: Never,
     ) -> GenerationOutput:
         """Generate to the end.
 
@@ -239,18 +261,24 @@ class LLM:
 
         Raises:
             PromptError: the prompt is empty, too long, or holds ids outside the vocabulary.
+            ConfigError: parameters that are none, or that contradict each other, the prompt or the
+                model.
             BusyError: see `from_pretrained`.
-            EngineError: the model's output is not finite.
+            EngineError: the model's output is not finite, or that of a logits_processor no logits.
         """
+        _refuse("generate", unknown)
         with Feed(streamer) as feed:
             return self._last_output(self.encode(prompt), params, feed)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> ChunkStream:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **unknown: Never
+    ) -> ChunkStream:
         """Generate, yielding a chunk a step and a final one with the whole output.
 
-        A stream that is dropped or closed early, by any thread, frees the engine at once. Errors as
-        `generate`.
+        A stream that is dropped or closed early, by any thread or at the end of a `with` block,
+        frees the engine at once. Errors as `generate`.
         """
+        _refuse("stream", unknown)
         return self._stream(self.encode(prompt), params)
 
     def chat(
@@ -261,17 +289,21 @@ class LLM:
         tools: Sequence[Any] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         streamer: Streamer | None = None,
+        **unknown: Never,
     ) -> GenerationOutput:
         """Answer a conversation: a list of {"role": ..., "content": ...}; the rest as `generate`.
 
         Args:
+            messages: roles are "system", "user", "assistant", "tool" and what the model's template
+                names besides. Where the template reads them: tool_calls, name, reasoning_content.
             tools: functions the model may call: JSON schemas or Python functions.
             template_kwargs: further variables of the chat template, for example `enable_thinking`.
 
         Raises:
             PromptError: no messages, the model has no chat template, or the template does not know
-                tools or a variable.
+                a role, a key, tools or a variable.
         """
+        _refuse("chat", unknown)
         prompt = self.encode_chat(messages, tools=tools, template_kwargs=template_kwargs)
         with Feed(streamer) as feed:
             return self._last_output(prompt, params, feed)
@@ -283,8 +315,10 @@ class LLM:
         *,
         tools: Sequence[Any] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        **unknown: Never,
     ) -> ChunkStream:
         """As `chat`, in chunks."""
+        _refuse("stream_chat", unknown)
         prompt = self.encode_chat(messages, tools=tools, template_kwargs=template_kwargs)
         return self._stream(prompt, params)
 
@@ -301,7 +335,7 @@ class LLM:
         self, ids: list[int], params: SamplingParams | None, feed: Feed
     ) -> GenerationOutput:
         output: GenerationOutput | None = None
-        with closing(self._stream(ids, params)) as chunks:
+        with self._stream(ids, params) as chunks:
             feed.prompt(ids)
             for chunk in chunks:
                 feed.tokens(chunk.token_ids)
@@ -311,13 +345,34 @@ class LLM:
 
     def _stream(self, ids: list[int], params: SamplingParams | None) -> ChunkStream:
         # Not a generator itself: a bad prompt shall fail at the call, not at the first chunk.
-        params = self.resolve(params)
+        params = self._with_special_stops(self.resolve(params))
         decoder = self.tokenizer.decode_stream()
         stops = None
         if params.stop_strings:
             stops = text.StopStrings(decoder, params.stop_strings, include=params.include_stop_str)
         generation = self.engine.generate(ids, params, None if stops is None else stops.stops_at)
         return ChunkStream(self._chunks(ids, generation, decoder, stops), generation.close)
+
+    def _with_special_stops(self, params: ResolvedParams) -> ResolvedParams:
+        """Let a stop string that spells a special token stop at that token: it leaves no text."""
+        special = self.tokenizer.special_tokens
+        ids = {special[stop] for stop in params.stop_strings if stop in special}
+        for stop in params.stop_strings:
+            inside = [token for token in special if token in stop and token != stop]
+            if stop not in special and inside:
+                _log.warning(
+                    "stop=%r holds the special token %r (id %d), which leaves no text: it can only "
+                    "match where the model spells it out. Stop at one of them: the text beside it "
+                    "(stop), or the token (stop_token_ids=[%d]).",
+                    stop,
+                    inside[0],
+                    special[inside[0]],
+                    special[inside[0]],
+                )
+        ids = {token for token in ids if token < self.engine.vocab_size}
+        if not ids:
+            return params
+        return replace(params, stop_token_ids=(*params.stop_token_ids, *sorted(ids)))
 
     def _chunks(
         self,
@@ -398,30 +453,60 @@ def resolve_device(device: str) -> torch.device:
     return found
 
 
-def check_messages(messages: object) -> None:
-    """Raise PromptError unless `messages` is a non-empty list of role and content strings."""
-    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
-        raise PromptError.for_field(
-            "messages", messages, 'a non-empty list of {"role": ..., "content": ...}'
-        )
-    for index, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            raise PromptError.for_field(f"messages[{index}]", message, "a dict")
-        for key in ("role", "content"):
-            if not isinstance(message.get(key), str):
-                raise PromptError.for_field(
-                    f"messages[{index}][{key!r}]", message.get(key), "a string"
-                )
+def _no_prompt(prompt: object) -> PromptError:
+    """The error for what is neither a text nor a list of token ids."""
+    hint = "Decode bytes to text; take .tolist() of an array."
+    first = prompt[0] if isinstance(prompt, Sequence) and prompt else None
+    if isinstance(prompt, Mapping) or isinstance(first, Mapping):
+        hint = "Messages go to llm.chat(messages), or llm.stream_chat(messages)."
+    elif isinstance(first, str | Sequence):
+        hint = "One prompt a request: call it for each."
+    return PromptError.for_field("prompt", prompt, "a string or a list of token ids", hint)
 
 
-def _check_max_seq_len(value: object) -> None:
-    ok = isinstance(value, int) and not isinstance(value, bool)
-    if not ok or not 2 <= value <= MAX_CONTEXT:  # type: ignore[operator]
+def _refuse(call: str, unknown: Mapping[str, object]) -> None:
+    """Raise ConfigError for arguments that a call does not have, saying where they belong."""
+    sampling = [field.name for field in fields(SamplingParams)]
+    loading = [*(LLM.from_pretrained.__kwdefaults__ or ())]
+    for name, value in unknown.items():
+        message = f"{call} has no argument {name} (={value!r})."
+        near = difflib.get_close_matches(name, sampling, 1)
+        if call == "LLM.from_pretrained":
+            close = difflib.get_close_matches(name, loading, 1)
+            hint = f"It has {', '.join(loading)}."
+            if close:
+                hint = f"Did you mean {close[0]}?"
+            elif name in sampling:
+                hint = f"It belongs to a request: generate(prompt, SamplingParams({name}=...))."
+        elif name in loading:
+            hint = f"It belongs to LLM.from_pretrained(model, {name}=...)."
+        elif name == "streamer":
+            hint = "Its chunks are the stream; generate and chat take a streamer."
+        elif near:
+            hint = (
+                f"How to decode goes into one object: {call}(..., SamplingParams({near[0]}=...))."
+            )
+        else:
+            hint = f"How to decode goes into SamplingParams, which has {', '.join(sampling)}."
+        raise ConfigError(f"{message} {hint}")
+
+
+def _checked_length(value: object) -> int:
+    ok = hasattr(value, "__index__") and not isinstance(value, bool)  # numpy's integers too
+    if not ok or not 2 <= operator.index(value) <= MAX_CONTEXT:  # type: ignore[arg-type]
         raise ConfigError.for_field(
             "max_seq_len",
             value,
             f"an integer from 2 (one prompt token and one output token) to {MAX_CONTEXT}",
         )
+    return operator.index(value)  # type: ignore[arg-type]
+
+
+def _check_memory(
+    config: ModelConfig, length: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    a_row = row_bytes(config.num_layers, config.num_kv_heads, config.head_dim, dtype)
+    check_context_memory(length, a_row, device)
 
 
 def _check_needs(needs: _core.DrafterNeeds, vocab_size: int) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from ptd_engine.metrics import GenerationStats
 
@@ -108,7 +108,8 @@ class ChunkStream(Generator[Chunk, None, None]):
     """The chunks of one request, a generator that any thread may close.
 
     `close` cancels the request: the engine is free at once, or, where a step is running, after that
-    step. The final chunk is missing then. Dropping the stream does the same.
+    step. The final chunk is missing then. Dropping the stream does the same, and so does the end of
+    a `with` block over it.
     """
 
     def __init__(self, chunks: Generator[Chunk, None, None], cancel: Callable[[], None]) -> None:
@@ -121,6 +122,17 @@ class ChunkStream(Generator[Chunk, None, None]):
         self._chunks = chunks
         self._cancel = cancel
         self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
     def send(self, value: None) -> Chunk:
         """Wait for the next chunk."""

@@ -61,7 +61,9 @@ def tokenizer_of(pieces: Sequence[str], kind: str = "joined") -> Tokenizer:
             ]
         ),
     }
-    names = ["<prompt>", "<other>", "<eos>", *pieces]
+    # An id that `ids_of` never gives takes the place of "<eos>" among the pieces.
+    names = ["<prompt>", "<other>", "<eos>"]
+    names += ["<unused>" if piece == "<eos>" else piece for piece in pieces]
     backend = Backend(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
     backend.decoder = spell[kind]
     backend.add_special_tokens([AddedToken("<eos>", special=True)])

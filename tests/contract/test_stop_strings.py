@@ -143,10 +143,36 @@ def test_a_stop_string_and_a_stop_id_at_one_token_cut_the_text(blocks: tuple[int
     assert (by_id.text, by_id.finish_reason) == ("a<S>", "stop")
 
 
-def test_the_text_of_special_tokens_is_no_stop_string(blocks: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("stop", ["<eos>", ["zz", "<eos>"]])
+@pytest.mark.parametrize("include", [False, True])
+def test_the_spelling_of_a_special_token_stops_at_that_token(
+    stop: str | list[str], include: bool, blocks: tuple[int, ...]
+) -> None:
     pieces = ["a", "<eos>", "b"]
-    output = answer(pieces, blocks, stop="<eos>", ignore_eos=True)
-    assert (output.text, output.finish_reason) == ("ab", "length")
+    settings: dict[str, Any] = {"ignore_eos": True, "include_stop_str": include}
+    free = answer(pieces, blocks, **settings)
+    assert (free.text, free.finish_reason) == ("ab", "length")
+    output = answer(pieces, blocks, stop=stop, **settings)
+    assert (output.text, output.finish_reason) == ("a", "stop")  # it has no text to include
+    assert output.token_ids == ids_of(pieces)[:2]
+    # Spelled out in ordinary tokens it is a text like any other.
+    spelled = answer(["a", "<", "eos", ">", "b"], blocks, stop=stop)
+    assert (spelled.text, len(spelled.token_ids)) == ("a", 4)
+    # What may begin another stop string is let go where the special token ends the output.
+    begun = answer(["a", "z", "<eos>", "z"], blocks, stop=["zz", "<eos>"], ignore_eos=True)
+    assert (begun.text, begun.finish_reason) == ("az", "stop")
+
+
+def test_a_special_token_inside_a_stop_string_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    output = answer(["a", "b", "<eos>", "c"], stop="b<eos>", ignore_eos=True)
+    assert (output.text, output.finish_reason) == ("abc", "length")
+    (record,) = caplog.records
+    assert "'b<eos>'" in record.getMessage() and "stop_token_ids=[2]" in record.getMessage()
+    caplog.clear()
+    answer(["a", "b"], stop=["<eos>", "<eo", "b"])
+    assert not caplog.records
 
 
 def test_a_stop_string_that_never_comes_changes_nothing(blocks: tuple[int, ...]) -> None:
