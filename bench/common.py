@@ -12,20 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ptd_engine.cli.prompts import PromptItem, read_prompts
+from bench.prompt_sets import add_prompt_set_arguments
 from ptd_engine.drafters import DrafterSpec, resolve
 
 if TYPE_CHECKING:
     from ptd_engine.model import CausalLM
     from ptd_engine.runner import Runner
-
-
-@dataclass(frozen=True)
-class PromptSet:
-    """The prompts of one file, named after it."""
-
-    name: str
-    items: tuple[PromptItem, ...]
 
 
 @dataclass(frozen=True)
@@ -53,19 +45,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to generate from, how much, and how often: --prompts, --limit, --raw, ..."""
-    parser.add_argument(
-        "--prompts",
-        nargs="+",
-        action="extend",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help='JSON lines with "turns" (the first is used) or "prompt"; one set a file',
-    )
-    parser.add_argument(
-        "--limit", type=positive, metavar="K", help="prompts of each file, evenly spaced over it"
-    )
+    """What to generate from, how much, and how often: --prompts or --data, --limit, --raw, ..."""
+    add_prompt_set_arguments(parser)
     parser.add_argument("--raw", action="store_true", help="no chat template")
     parser.add_argument("--max-new-tokens", type=positive, default=128, metavar="N")
     parser.add_argument("--repeats", type=positive, default=3, metavar="R")
@@ -81,25 +62,6 @@ def model_settings(args: argparse.Namespace, model: CausalLM) -> dict[str, Any]:
         "threads": args.threads or torch.get_num_threads(),
         "kernels": {choice.op: choice.backend for choice in model.ops.describe()},
     }
-
-
-def load_prompts(files: Sequence[Path], limit: int | None) -> list[PromptSet]:
-    """Read prompt files: JSON lines with `turns` (the first is used) or `prompt`.
-
-    Args:
-        files: one set each.
-        limit: prompts of each set, evenly spaced over the file so that every part of it counts.
-
-    Raises:
-        PromptError: a file that cannot be read, or a malformed line.
-    """
-    sets = []
-    for file in files:
-        items = read_prompts(file)
-        count = len(items) if limit is None else min(limit, len(items))
-        chosen = tuple(items[k * len(items) // count] for k in range(count))
-        sets.append(PromptSet(file.stem, chosen))
-    return sets
 
 
 def choose_drafters(labels: Sequence[str], device_type: str) -> list[DrafterChoice]:

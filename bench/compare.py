@@ -22,13 +22,13 @@ from bench.agreement import PLAIN, Difference, Prompt, find_differences
 from bench.common import (
     add_model_arguments,
     add_prompt_arguments,
-    load_prompts,
     model_settings,
     positive,
     ratio,
 )
 from bench.contestants import Contestant, Ours, Timed, Transformers
 from bench.llama_client import LlamaCpp
+from bench.prompt_sets import load_sets
 from bench.quality import TEXT
 from bench.report import Document, make_table
 from ptd_engine import hub
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> Document:
         raise ConfigError("--llama-python and --llama-gguf belong together: give both or neither.")
     if args.threads is not None:
         torch.set_num_threads(args.threads)  # transformers has no setting of its own
-    sets = load_prompts(args.prompts, args.limit)
+    sets = load_sets(args)
     base = LLM.from_pretrained(
         args.model,
         dtype=args.dtype,

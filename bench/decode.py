@@ -13,15 +13,14 @@ from dataclasses import asdict
 from typing import Any
 
 from bench.common import (
-    PromptSet,
     add_model_arguments,
     add_prompt_arguments,
     choose_drafters,
-    load_prompts,
     model_settings,
     ratio,
 )
 from bench.paired import PLAIN, Mismatch, PromptRuns, find_mismatches, measure
+from bench.prompt_sets import PromptSet, load_sets
 from bench.report import Document, make_table
 from ptd_engine.cli.requests import chat_form, encode
 from ptd_engine.config import SamplingParams
@@ -53,7 +52,7 @@ def run(args: argparse.Namespace) -> Document:
     params = SamplingParams(
         max_new_tokens=args.max_new_tokens, temperature=args.temperature, seed=args.seed
     )
-    sets = load_prompts(args.prompts, args.limit)
+    sets = load_sets(args)
     base = LLM.from_pretrained(
         args.model,
         dtype=args.dtype,
@@ -128,11 +127,9 @@ def summarise(prompts: Sequence[PromptRuns], label: str) -> dict[str, Any]:
     plain = GenerationStats.merge([p.median(PLAIN) for p in prompts])
     pairs = [(p.median(PLAIN).total_time_s, p.median(label).total_time_s) for p in prompts]
     return summary | {
-        "speedup": ratio(plain.total_time_s, stats.total_time_s),
+        "speedup": stats.speedup(plain),
         "median_prompt_speedup": statistics.median(ratio(a, b) for a, b in pairs),
-        "step_cost_ratio": ratio(
-            summary["ms_per_step"], 1e3 * ratio(plain.decode_time_s, plain.steps)
-        ),
+        "step_cost_ratio": stats.step_cost(plain),
         "decoding_efficiency": stats.decoding_efficiency,
         "hit_rate": stats.hit_rate,
         "accept_length": stats.accept_length,
@@ -142,6 +139,8 @@ def summarise(prompts: Sequence[PromptRuns], label: str) -> dict[str, Any]:
         "mean_acceptance_length": stats.mean_acceptance_length,
         "draft_acceptance_rate": stats.draft_acceptance_rate,
         "acceptance_histogram": list(stats.acceptance_histogram),
+        "acceptance_by_depth": list(stats.acceptance_by_depth),
+        "conditional_acceptance": list(stats.conditional_acceptance),
     }
 
 

@@ -54,7 +54,9 @@ class Sample:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
     add_model_arguments(parser)
-    parser.add_argument("--rows", type=integers, default=[1, 2, 4, 8, 16, 32, 64], metavar="N,...")
+    parser.add_argument(
+        "--rows", type=integers, default=[1, 2, 4, 8, 16, 32, 48, 64, 96, 128], metavar="N,..."
+    )
     parser.add_argument(
         "--prefix", type=integers, default=[32, 512, 2048], metavar="L,...", help="cached tokens"
     )

@@ -4,13 +4,16 @@ Counters come from `_core.Session.stats` (prefill is not a step). With them
     decoding_efficiency == hit_rate * accept_length + (1 - hit_rate)
 holds exactly on the counters, because a step without candidates emits one token.
 Sources: the PTD paper, section 4.1 (DE, HR, AL, Dft, Ver); vLLM's speculative decoding statistics
-(draft_acceptance_rate, mean_acceptance_length).
+(draft_acceptance_rate, mean_acceptance_length, acceptance by position). The paper's split of a step
+into retrieval, forward and update is plan_time_s (retrieval from the pool, the making of the step),
+forward_time_s and commit_time_s (verification, the update of tree and pool).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 
@@ -32,6 +35,9 @@ class GenerationStats:
         mean_draft_nodes, mean_candidate_nodes: rows a step (Dft, Ver).
         accepted_step_rate: share of steps with at least one accepted candidate (stricter than HR).
         acceptance_histogram: [k] = steps that accepted k candidates, trailing zeros cut.
+        acceptance_by_depth: [k - 1] = share of steps that accepted at least k candidates; their
+            sum is mean_acceptance_length - 1.
+        conditional_acceptance: [k - 1] = the same of the steps that accepted at least k - 1.
         mean_acceptance_length: 1 + accepted / steps.
         draft_acceptance_rate: accepted / candidate rows.
         time_to_first_token_s: from the call to the first token, prefill included.
@@ -125,6 +131,16 @@ class GenerationStats:
         return _ratio(sum(self.acceptance_histogram[1:]), self.steps)
 
     @property
+    def acceptance_by_depth(self) -> tuple[float, ...]:
+        """Share of steps that accepted at least 1, 2, ... candidates."""
+        return tuple(_ratio(n, self.steps) for n in self._steps_by_depth()[1:])
+
+    @property
+    def conditional_acceptance(self) -> tuple[float, ...]:
+        """Share of the steps that accepted at least 0, 1, ... candidates that accepted one more."""
+        return tuple(_ratio(n, before) for before, n in pairwise(self._steps_by_depth()))
+
+    @property
     def mean_acceptance_length(self) -> float:
         """1 + accepted / steps (vLLM's definition)."""
         return 1.0 + _ratio(self.accepted, self.steps)
@@ -143,6 +159,23 @@ class GenerationStats:
     def tokens_per_second(self) -> float:
         """End to end (TP)."""
         return _ratio(self.tokens, self.total_time_s)
+
+    def step_cost(self, plain: GenerationStats) -> float:
+        """Time of a step over that of a step of `plain`, plain decoding of the same prompts.
+
+        Prefill is in neither. With it, speed-up is about decoding_efficiency / step_cost.
+        """
+        own = _ratio(self.decode_time_s, self.steps)
+        return _ratio(own, _ratio(plain.decode_time_s, plain.steps))
+
+    def speedup(self, plain: GenerationStats) -> float:
+        """Time of `plain`, plain decoding of the same prompts, over this time, end to end."""
+        return _ratio(plain.total_time_s, self.total_time_s)
+
+    def _steps_by_depth(self) -> list[int]:
+        """[k] = steps that accepted at least k candidates; [0] = all steps."""
+        counted = self.acceptance_histogram
+        return [sum(counted[k:]) for k in range(len(counted))]
 
     def as_dict(self) -> dict[str, Any]:
         """Counters and every derived metric, ready for JSON (no NaN, no infinity)."""
