@@ -8,6 +8,7 @@ from numbers import Real
 from ptd_engine.errors import ConfigError
 
 MAX_SEED = 2**64 - 1
+SEED_HINT = "None draws another one for every request."
 MAX_TOKEN_ID = 2**31 - 1
 
 

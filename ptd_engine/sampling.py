@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from ptd_engine.checks import MAX_SEED, MAX_TOKEN_ID, as_int, check_float, check_int
+from ptd_engine.checks import MAX_SEED, MAX_TOKEN_ID, SEED_HINT, as_int, check_float, check_int
 from ptd_engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 Verification = Literal["coupled", "recursive"]
 
 _MAX_BIAS = 1e6
-SEED_HINT = "None draws another one for every request."
 
 
 @dataclass(frozen=True, slots=True)

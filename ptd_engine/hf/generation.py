@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from ptd_engine.checks import MAX_SEED, check_int
+from ptd_engine.checks import MAX_SEED, SEED_HINT, check_int
 from ptd_engine.drafters import DrafterSpec
 from ptd_engine.hf.request import check_supported, params_of
 from ptd_engine.hf.served import engine_for
@@ -41,8 +41,8 @@ def generate(
         logits_processor, stopping_criteria, generation_config: as generate has prepared them.
         streamer: gets every token, then the end.
         seed: of the sampling, given to generate as one of its arguments, as are the following: a
-            number, or a generator that one is drawn from; None draws it from torch's own, so that
-            `torch.manual_seed` decides.
+            number, or a generator that one is drawn from; None draws another one for every request,
+            here from torch's own generator, so that `torch.manual_seed` decides.
         drafter: as `LLM.from_pretrained` takes it; "none" is plain decoding.
         kernels: as `LLM.from_pretrained` takes it.
         model_kwargs: what generate prepares for the model's forward.
@@ -90,8 +90,7 @@ def _number(seed: int | torch.Generator | None) -> int:
     if seed is None or isinstance(seed, torch.Generator):
         device = "cpu" if seed is None else seed.device
         return int(torch.randint(2**63 - 1, (1,), generator=seed, device=device))
-    check_int("seed", seed, 0, MAX_SEED)
-    return seed
+    return check_int("seed", seed, 0, MAX_SEED, f"{SEED_HINT} A torch.Generator may draw it too.")
 
 
 def _streamer_of_caller() -> Streamer | None:

@@ -62,6 +62,15 @@ def check_supported(
         "cache": _is_new_cache,
         "past_key_values": _is_new_cache,
     }
+    mask = model_kwargs.get("attention_mask")
+    if mask is not None and not checks["attention_mask"](mask):
+        raise ConfigError.for_field(
+            "attention_mask",
+            mask.reshape(-1).tolist(),
+            "ones: a request alone needs no padding",
+            "Pass input_ids[:, attention_mask[0].bool()] and no attention_mask; generate makes one "
+            "with zeros where input_ids hold the pad token.",
+        )
     for name, value in model_kwargs.items():
         if value is not None and not (name in checks and checks[name](value)):
             raise ConfigError.for_field(

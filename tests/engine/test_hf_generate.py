@@ -201,9 +201,13 @@ def test_text_iterator_streamer_ends_also_after_an_error(llama: Any) -> None:
         ({"do_sample": True, "num_return_sequences": 3}, "num_return_sequences=3"),
         ({"return_dict_in_generate": True, "output_scores": True}, "output_scores"),
         ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states"),
-        ({"attention_mask": torch.tensor([[0, *[1] * 7]])}, "attention_mask"),
+        (
+            {"attention_mask": torch.tensor([[0, *[1] * 7]])},
+            r"attention_mask=\[0, 1, .*no padding.*input_ids\[:, attention_mask\[0\]\.bool\(\)\]",
+        ),
         ({"position_ids": torch.arange(1, 9)[None]}, "position_ids"),
-        ({"seed": -1, "do_sample": True}, "seed=-1"),
+        ({"seed": -1, "do_sample": True}, "seed=-1 .*None draws another one.*torch.Generator"),
+        ({"seed": 1.5, "do_sample": True}, "seed=1.5"),
         ({"drafter": "eagle"}, "drafter='eagle'"),
         ({"kernels": "none such"}, "none such"),
     ],
@@ -212,6 +216,15 @@ def test_text_iterator_streamer_ends_also_after_an_error(llama: Any) -> None:
 def test_what_is_not_done_is_named(llama: Any, settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         ours(llama, **settings)
+
+
+def test_a_padded_prompt_is_served_as_the_hint_says(llama: Any) -> None:
+    padded = torch.cat((torch.tensor([[0, 0]]), PROMPT), dim=1)
+    mask = (padded != 0).long()
+    with pytest.raises(ConfigError, match="attention_mask"):
+        ours(llama, padded, attention_mask=mask, max_new_tokens=5)
+    expected = ours(llama, max_new_tokens=5)
+    assert ours(llama, padded[:, mask[0].bool()], max_new_tokens=5).tolist() == expected.tolist()
 
 
 def test_a_batch_is_refused(llama: Any) -> None:
