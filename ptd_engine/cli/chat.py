@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 import typer
@@ -101,7 +100,7 @@ class Conversation:
         said: list[str] = []
         output: GenerationOutput | None = None
         try:
-            with closing(self._llm.stream(ids, self._params)) as chunks:
+            with self._llm.stream(ids, self._params) as chunks:
                 for chunk in chunks:
                     said.append(chunk.text)
                     typer.echo(chunk.text, nl=False)
