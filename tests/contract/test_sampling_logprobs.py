@@ -114,3 +114,23 @@ def test_more_than_the_vocabulary_is_refused() -> None:
         engine.generate(PROMPT, SamplingParams(logprobs=VOCAB + 1))
     with pytest.raises(ConfigError, match="logprobs=2.*recursive"):
         SamplingParams(logprobs=2, verification="recursive")
+
+
+@pytest.mark.parametrize("end", [1, 4, 6])
+def test_a_stop_string_inside_a_block_ends_ids_and_logprobs_with_its_token(end: int) -> None:
+    pieces = [*"abcdefghijklmnopqrstu"]
+    free = SamplingParams(max_new_tokens=12, ignore_eos=True)
+    output = run(engine_over(MODEL, drafters([])["none"]), free).token_ids
+    stop = "".join(pieces[token - 3] for token in output[end - 1 : end + 1])
+    for name, drafter in drafters(output).items():
+        llm = llm_of(engine_over(MODEL, drafter, eos=()), tokenizer_of(pieces))
+        answer = llm.generate(
+            PROMPT, SamplingParams(max_new_tokens=12, stop=stop, logprobs=2, ignore_eos=True)
+        )
+        assert answer.text == "".join(pieces[token - 3] for token in output[: end - 1])
+        assert answer.finish_reason == "stop" and answer.logprobs is not None
+        assert answer.token_ids == output[: end + 1]
+        assert len(answer.logprobs) == answer.usage.completion_tokens == end + 1
+        check(answer.logprobs, output[: end + 1], 2)
+        if name == "everything":
+            assert answer.stats.steps == 1
