@@ -67,6 +67,7 @@ BLOCKS = (
             "verify_bfloat16_greedy.json",
             "verify_int8_greedy.json",
             "verify_int8_sampled.json",
+            "verify_bfloat16_sampled.json",
             "verify_float32_sampled.json",
         ],
         renderers.render_verified,
