@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from typing import Self
 
+_MOST_SHOWN = 300  # characters of a value
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: its repr, cut where it is long (a prompt, a tensor)."""
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
 
 class PTDError(Exception):
     """Base of every error that ptd_engine raises on purpose."""
@@ -18,7 +26,7 @@ class PTDError(Exception):
             allowed: what it may hold, as a phrase ("an integer >= 1").
             hint: what to do about it, a whole sentence.
         """
-        message = f"{field}={value!r} is not valid: allowed is {allowed}."
+        message = f"{field}={shown(value)} is not valid: allowed is {allowed}."
         return cls(f"{message} {hint}".rstrip())
 
 

@@ -11,7 +11,7 @@ import logging
 import operator
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, Never
+from typing import Any, Never, Self
 
 import torch
 
@@ -24,7 +24,7 @@ from ptd_engine.checkpoint.generation_defaults import (
 from ptd_engine.config import MAX_TREE_NODES, ResolvedParams, SamplingParams
 from ptd_engine.drafters import DrafterSpec, make_drafter, resolve
 from ptd_engine.engine import Engine, Generation, check_params, check_reuse_prefix
-from ptd_engine.errors import ConfigError, PromptError, UnavailableError
+from ptd_engine.errors import ConfigError, PromptError, UnavailableError, shown
 from ptd_engine.kv_cache import check_context_memory, row_bytes
 from ptd_engine.model import CausalLM, ModelConfig, load_model
 from ptd_engine.model.config import MAX_CONTEXT
@@ -50,6 +50,15 @@ class LLM:
     Requests from several threads wait for each other, unless they are to err. Build it with
     `from_pretrained`.
     """
+
+    def __new__(cls, *args: object, **settings: object) -> Self:
+        """Point whoever passes a model's name, as other libraries take it, to `from_pretrained`."""
+        named = args[0] if args else settings.get("model")
+        if isinstance(named, str):
+            raise ConfigError(
+                f"LLM joins parts that are loaded already: write LLM.from_pretrained({named!r})."
+            )
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -173,6 +182,8 @@ class LLM:
         _check_memory(model.config, max_seq_len, model.dtype, model.device)
         eos_ids = tuple(sorted({*model.config.eos_token_ids, *tokenizer.eos_token_ids}))
         made = make_drafter(drafter, device_type=model.device.type, eos_ids=eos_ids)
+        if isinstance(made, _core.PTDDrafter) and made.initialisation == "ner":
+            made.set_seed_source(text.EntitySeeds(tokenizer))
         needs = made.needs()
         # The rest of the output matrix is padding: those ids have no text.
         vocab_size = min(model.config.vocab_size, tokenizer.vocab_size)
@@ -469,7 +480,7 @@ def _refuse(call: str, unknown: Mapping[str, object]) -> None:
     sampling = [field.name for field in fields(SamplingParams)]
     loading = [*(LLM.from_pretrained.__kwdefaults__ or ())]
     for name, value in unknown.items():
-        message = f"{call} has no argument {name} (={value!r})."
+        message = f"{call} has no argument {name} (={shown(value)})."
         near = difflib.get_close_matches(name, sampling, 1)
         if call == "LLM.from_pretrained":
             close = difflib.get_close_matches(name, loading, 1)
@@ -478,6 +489,8 @@ def _refuse(call: str, unknown: Mapping[str, object]) -> None:
                 hint = f"Did you mean {close[0]}?"
             elif name in sampling:
                 hint = f"It belongs to a request: generate(prompt, SamplingParams({name}=...))."
+        elif isinstance(value, SamplingParams):
+            hint = f"It is the second one, params: {call}(..., params)."
         elif name in loading:
             hint = f"It belongs to LLM.from_pretrained(model, {name}=...)."
         elif name == "streamer":

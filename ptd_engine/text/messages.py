@@ -90,6 +90,7 @@ def _check_role(at: str, role: object, reads: Callable[[str], bool]) -> None:
             f"{at}['role']",
             role,
             f"{', '.join(map(repr, ROLES))}, or another that this model's chat template names",
+            "Write 'system' instead." if role == "developer" else "",
         )
 
 

@@ -44,6 +44,7 @@ def refused(llm: LLM, kind: type[Exception], said: str, call: Callable[[Any], ob
         ({"on_busy": "error"}, r"on_busy .*LLM\.from_pretrained\(model, on_busy="),
         ({"drafter": "none"}, r"drafter .*LLM\.from_pretrained"),
         ({"qqq": 1}, "qqq .*SamplingParams, which has max_new_tokens, temperature"),
+        ({"sampling_params": PARAMS}, r"sampling_params .*second one, params"),
     ],
 )
 def test_unknown_arguments_of_a_request(
@@ -79,6 +80,13 @@ def test_bad_arguments_of_loading_are_named_before_anything_is_read(
     load: Any = LLM.from_pretrained
     with pytest.raises(ConfigError, match=said):
         load("no such model", **argument)
+
+
+def test_a_models_name_goes_to_from_pretrained() -> None:
+    untyped: Any = LLM
+    for call in (lambda: untyped("demo"), lambda: untyped(model="demo", dtype="float32")):
+        with pytest.raises(ConfigError, match=r"LLM\.from_pretrained\('demo'\)"):
+            call()
 
 
 @pytest.mark.parametrize("params", [5, {"max_new_tokens": 5}, "greedy", SamplingParams])
@@ -120,6 +128,12 @@ def test_what_is_no_streamer(llm: LLM, streamer: object) -> None:
 @pytest.mark.parametrize("call", ["generate", "stream"])
 def test_what_is_no_prompt(llm: LLM, prompt: object, said: str, call: str) -> None:
     refused(llm, PromptError, said, lambda llm: getattr(llm, call)(prompt, PARAMS))
+
+
+def test_a_long_value_is_shown_in_part(llm: LLM) -> None:
+    with pytest.raises(PromptError) as raised:
+        llm.generate([[0] * 10**5])  # type: ignore[list-item]
+    assert "[[0, 0," in str(raised.value) and len(str(raised.value)) < 1000
 
 
 def test_integers_of_numpy_are_token_ids(llm: LLM) -> None:

@@ -52,7 +52,7 @@ def load(sentencepiece_like: Tokenizer, tmp_path: Path) -> Any:
         ([{"content": "x"}], r"^messages\[0\]\['role'\]=None .*'user'"),
         ([{"role": "", "content": "x"}], r"\['role'\]=''"),
         ([{"role": "uesr", "content": "x"}], r"\['role'\]='uesr' .*'system', 'user'"),
-        ([{"role": "developer", "content": "x"}], r"\['role'\]='developer'"),
+        ([{"role": "developer", "content": "x"}], r"\['role'\]='developer'.*Write 'system'"),
         ([{"role": "user"}], r"^messages\[0\]\['content'\]=None .*a string"),
         ([{"role": "user", "content": 3}], r"\['content'\]=3"),
         ([{"role": "user", "content": [{"type": "text", "text": "x"}]}], "Join the texts"),
