@@ -163,6 +163,40 @@ class PTDDrafter(Drafter):
     @property
     def initial_chains(self) -> list[list[int]]: ...
 
+class PromptLookupDrafter(Drafter):
+    def __init__(self, max_ngram: int = 3, max_candidate_nodes: int = 10) -> None: ...
+    @property
+    def indexed_ngrams(self) -> int: ...
+
+class TokenRecyclingDrafter(Drafter):
+    """`static_tree`: (parent, rank) of its nodes, parent -1 below the last token."""
+
+    def __init__(
+        self, max_candidate_nodes: int = 80, successors: int = 8, warm: bool = False
+    ) -> None: ...
+    def successors(self, token: int) -> list[int]: ...
+    @property
+    def static_tree(self) -> list[tuple[int, int]]: ...
+    @property
+    def known_tokens(self) -> int: ...
+
+class SuffixDrafter(Drafter):
+    """`text_nodes`: nodes of the suffix tree; `indexed_tokens`: of earlier outputs."""
+
+    def __init__(
+        self,
+        max_candidate_nodes: int = 32,
+        max_depth: int = 64,
+        factor: float = 1.0,
+        min_probability: float = 0.1,
+        as_tree: bool = True,
+        index_tokens: int = 0,
+    ) -> None: ...
+    @property
+    def text_nodes(self) -> int: ...
+    @property
+    def indexed_tokens(self) -> int: ...
+
 class Session:
     """One request. `stop_check(token)` is asked about each output token in order, also within an
     accepted path; true ends the output with that token.

@@ -155,12 +155,12 @@ class SuffixConfig:
 
     Attributes:
         max_candidate_nodes: nodes of a step's tree.
-        max_depth: longest match and longest continuation in tokens.
+        max_depth: most tokens of a match and its continuation together.
         factor: at most factor * (length of the match) tokens are drafted.
         min_probability: continuations less probable (by their counts) are left out.
         as_tree: draft a tree, best first; else the single most probable path.
-        index_tokens: tokens of earlier requests' outputs that are kept for later ones, oldest
-            requests out first; 0 keeps none.
+        index_tokens: most tokens of earlier requests' outputs that are kept for later ones; the
+            older half goes when the younger one is full. 0 keeps none. About 200 bytes a token.
 
     Raises:
         ConfigError: a value is out of range.

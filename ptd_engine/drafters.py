@@ -57,6 +57,10 @@ def _make_ptd(config: PTDConfig, eos_ids: Sequence[int]) -> _core.Drafter:
     return _core.PTDDrafter(**asdict(config), eos_ids=list(eos_ids))
 
 
+def _from_settings(drafter: Callable[..., _core.Drafter]) -> Callable[..., _core.Drafter]:
+    return lambda config, _eos_ids: drafter(**asdict(config))
+
+
 REGISTERED = (
     DrafterEntry(
         "none",
@@ -65,6 +69,24 @@ REGISTERED = (
         lambda _config, _eos: _core.AutoregressiveDrafter(),
     ),
     DrafterEntry("ptd", "Progressive Tree Drafting", PTDConfig, _make_ptd),
+    DrafterEntry(
+        "prompt-lookup",
+        "copies what followed the last tokens where they stood before",
+        PromptLookupConfig,
+        _from_settings(_core.PromptLookupDrafter),
+    ),
+    DrafterEntry(
+        "token-recycling",
+        "a tree of each token's last seen best successors",
+        TokenRecyclingConfig,
+        _from_settings(_core.TokenRecyclingDrafter),
+    ),
+    DrafterEntry(
+        "suffix",
+        "the most frequent continuations of the longest suffixes seen before",
+        SuffixConfig,
+        _from_settings(_core.SuffixDrafter),
+    ),
 )
 
 

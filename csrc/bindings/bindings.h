@@ -12,6 +12,7 @@ namespace ptd {
 
 void bind_trees(pybind11::module_& m);
 void bind_session(pybind11::module_& m);
+void bind_lookup_drafters(pybind11::module_& m);
 void bind_cpu(pybind11::module_& m);
 
 // A contiguous, C-ordered buffer of T seen as a Span; throws InvalidArgument otherwise.
