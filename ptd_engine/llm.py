@@ -182,6 +182,8 @@ class LLM:
         _check_memory(model.config, max_seq_len, model.dtype, model.device)
         eos_ids = tuple(sorted({*model.config.eos_token_ids, *tokenizer.eos_token_ids}))
         made = make_drafter(drafter, device_type=model.device.type, eos_ids=eos_ids)
+        if isinstance(made, _core.PTDDrafter) and made.initialisation == "ner":
+            made.set_seed_source(text.EntitySeeds(tokenizer))
         needs = made.needs()
         # The rest of the output matrix is padding: those ids have no text.
         vocab_size = min(model.config.vocab_size, tokenizer.vocab_size)

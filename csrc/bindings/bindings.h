@@ -12,6 +12,7 @@ namespace ptd {
 
 void bind_trees(pybind11::module_& m);
 void bind_session(pybind11::module_& m);
+void bind_ptd_drafter(pybind11::module_& m);  // after bind_session, which has Drafter
 void bind_lookup_drafters(pybind11::module_& m);
 void bind_cpu(pybind11::module_& m);
 

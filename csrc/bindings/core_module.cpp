@@ -7,6 +7,7 @@ PYBIND11_MODULE(_core, m) {
   m.attr("MAX_TREE_NODES") = ptd::kMaxTreeNodes;
   ptd::bind_trees(m);
   ptd::bind_session(m);
+  ptd::bind_ptd_drafter(m);
   ptd::bind_lookup_drafters(m);
   ptd::bind_cpu(m);
 }

@@ -5,7 +5,6 @@
 #include <memory>
 
 #include "bindings.h"
-#include "ptd/ptd_drafter.h"
 
 namespace py = pybind11;
 
@@ -103,15 +102,17 @@ class PyRowTokens final : public RowTokens {
 
 void bind_drafters(py::module_& m) {
   py::class_<DrafterNeeds>(m, "DrafterNeeds")
-      .def(py::init([](int max_nodes, int top_k, int max_accepted, bool prompt_outputs) {
-             return DrafterNeeds{max_nodes, top_k, max_accepted, prompt_outputs};
-           }),
+      .def(py::init(
+               [](int max_nodes, int top_k, int max_accepted, bool prompt_outputs, float top_p) {
+                 return DrafterNeeds{max_nodes, top_k, max_accepted, prompt_outputs, top_p};
+               }),
            py::arg("max_nodes"), py::arg("top_k") = 0, py::arg("max_accepted") = 0,
-           py::arg("prompt_outputs") = false)
+           py::arg("prompt_outputs") = false, py::arg("top_p") = 0.0f)
       .def_readonly("max_nodes", &DrafterNeeds::max_nodes)
       .def_readonly("top_k", &DrafterNeeds::top_k)
       .def_readonly("max_accepted", &DrafterNeeds::max_accepted)
-      .def_readonly("prompt_outputs", &DrafterNeeds::prompt_outputs);
+      .def_readonly("prompt_outputs", &DrafterNeeds::prompt_outputs)
+      .def_readonly("top_p", &DrafterNeeds::top_p);
 
   py::class_<OwnedOutcome>(m, "StepOutcome")
       .def_readonly("tree", &OwnedOutcome::tree)
@@ -124,23 +125,6 @@ void bind_drafters(py::module_& m) {
       .def("needs", &Drafter::needs);
   py::class_<AutoregressiveDrafter, Drafter, py::smart_holder>(m, "AutoregressiveDrafter")
       .def(py::init<>());
-  py::class_<PTDDrafter, Drafter, py::smart_holder>(m, "PTDDrafter")
-      .def(py::init([](int width, int depth, int max_draft_nodes, int max_candidate_nodes,
-                       int pool_nodes_per_key, int pool_max_keys, bool recycle_verified,
-                       bool share_pool, std::uint64_t seed, std::vector<TokenId> eos_ids) {
-             return std::make_shared<PTDDrafter>(
-                 PTDOptions{width, depth, max_draft_nodes, max_candidate_nodes, pool_nodes_per_key,
-                            pool_max_keys, recycle_verified, share_pool, seed, std::move(eos_ids)});
-           }),
-           py::arg("width") = 4, py::arg("depth") = 6, py::arg("max_draft_nodes") = 96,
-           py::arg("max_candidate_nodes") = 60, py::arg("pool_nodes_per_key") = 60,
-           py::arg("pool_max_keys") = 4096, py::arg("recycle_verified") = false,
-           py::arg("share_pool") = false, py::arg("seed") = 0,
-           py::arg("eos_ids") = std::vector<TokenId>{})
-      .def_property_readonly("draft_tree", &PTDDrafter::draft_tree,
-                             py::return_value_policy::reference_internal)
-      .def_property_readonly("pool", &PTDDrafter::pool, py::return_value_policy::reference_internal)
-      .def_property_readonly("initial_chains", &PTDDrafter::initial_chains);
 }
 
 py::dict stats_dict(const SessionStats& s) {

@@ -69,8 +69,10 @@ void bind_draft_tree(py::module_& m) {
       .def("rows", &draft_rows)
       .def(
           "expand",
-          [](DraftTree& t, const std::vector<TokenId>& predictions) { t.expand(predictions); },
-          py::arg("predictions"))
+          [](DraftTree& t, const std::vector<TokenId>& predictions, int each) {
+            t.expand(predictions, each);
+          },
+          py::arg("predictions"), py::arg("each") = 1)
       .def("refill", &DraftTree::refill)
       .def("step_and_prune", &DraftTree::step_and_prune)
       .def("roots", [](const DraftTree& t) { return nested(t.tree(), t.top()); })

@@ -44,20 +44,24 @@ void DraftTree::init(const std::vector<std::vector<TokenId>>& chains) {
   refresh_rows();
 }
 
-void DraftTree::expand(Span<const TokenId> predictions) {
-  if (predictions.size() != rows_.size()) {
-    throw InvalidArgument::for_field("len(predictions)", static_cast<long long>(predictions.size()),
-                                     "one prediction a row (" + std::to_string(rows_.size()) + ")");
+void DraftTree::expand(Span<const TokenId> predictions, int each) {
+  const auto stride = static_cast<std::size_t>(std::max(each, 1));
+  if (predictions.size() != rows_.size() * stride) {
+    throw InvalidArgument::for_field(
+        "len(predictions)", static_cast<long long>(predictions.size()),
+        std::to_string(stride) + " a row (" + std::to_string(rows_.size() * stride) + ")");
   }
   newest_root_prediction_ = kNoToken;
-  for (std::size_t i = 0; i < rows_.size(); ++i) {
-    const NodeId v = rows_[i];
-    const TokenId token = predictions[i];
-    if (v == tree_.node(top_).last_child) newest_root_prediction_ = token;
-    if (token < 0 || size_ >= max_nodes_) continue;
-    if (tree_.find_child(v, token) != kNoNode || tree_.child_count(v) >= width_) continue;
-    tree_.append_child(v, token);
-    ++size_;
+  for (std::size_t rank = 0; rank < stride; ++rank) {
+    for (std::size_t i = 0; i < rows_.size(); ++i) {
+      const NodeId v = rows_[i];
+      const TokenId token = predictions[i * stride + rank];
+      if (rank == 0 && v == tree_.node(top_).last_child) newest_root_prediction_ = token;
+      if (token < 0 || size_ >= max_nodes_) continue;
+      if (tree_.find_child(v, token) != kNoNode || tree_.child_count(v) >= width_) continue;
+      tree_.append_child(v, token);
+      ++size_;
+    }
   }
   refresh_rows();
 }

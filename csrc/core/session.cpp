@@ -98,6 +98,11 @@ Session::Session(std::vector<TokenId> prompt, std::shared_ptr<Drafter> drafter,
                                      std::min({needs.max_nodes, needs.top_k, needs.max_accepted}),
                                      "max_nodes, top_k and max_accepted >= 0");
   }
+  if (!(needs.top_p >= 0.0f && needs.top_p <= 1.0f)) {
+    throw InvalidArgument("the drafter's needs: top_p=" + std::to_string(needs.top_p) +
+                          " is not valid: allowed is a number from 0 to 1.");
+  }
+  successor_top_p_ = needs.top_p;
   if (needs.max_accepted > 0) max_accepted_ = static_cast<std::size_t>(needs.max_accepted);
   max_nodes_ = std::min(1 + std::min(needs.max_nodes, kMaxTreeNodes - 1), limits_.max_nodes);
   if (!buckets.empty()) max_nodes_ = std::min(max_nodes_, buckets.back());
@@ -162,7 +167,7 @@ int Session::plan(unsigned char* block, std::size_t block_size) {
   bucket_ = bucket_for(tree_.size());
   pack_plan(tree_,
             {prefix_len, commit_src_, params_.temperature, params_.top_k, params_.top_p,
-             params_.min_p, params_.seed},
+             params_.min_p, params_.seed, successor_top_p_},
             bucket_, limits_.max_path, block);
   planned_ = true;
   return bucket_;

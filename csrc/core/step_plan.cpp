@@ -131,7 +131,7 @@ void pack_plan(const TreeBuilder& tree, const StepState& state, int n_bucket, in
   sampling[0] = static_cast<float>(state.top_k);
   sampling[1] = state.top_p;
   sampling[2] = state.min_p;
-  sampling[3] = 0.0f;
+  sampling[3] = state.successor_top_p;
 
   auto* token_ids = field<std::int32_t>(block, layout.token_ids);
   auto* positions = field<std::int32_t>(block, layout.positions);

@@ -50,6 +50,24 @@ inline void largest_ids(const float* logits, std::int64_t n, int k, std::uint64_
   }
 }
 
+// Drops from the k largest ids, to -1, those behind the smallest set with at least `top_p` of the
+// row's mass (at temperature 1). The first stays.
+inline void drop_beyond(const float* logits, std::int64_t vocab, float top_p, int k, double* ends,
+                        std::int32_t* ids) {
+  const LogitRow row = logit_row(logits, vocab, 1.0f);
+  const double limit = static_cast<double>(top_p) * sum_blocks<false>(row, {}, ends);
+  double before = 0;
+  for (int rank = 0; rank < k; ++rank) {
+    if (rank > 0 && before >= limit) {
+      ids[rank] = -1;
+      continue;
+    }
+    float mass[16];
+    store16(mass, masses16<false>(row, {}, ids[rank], 1));
+    before += static_cast<double>(mass[0]);
+  }
+}
+
 inline void select(const SelectArgs& a, Share share) {
   const SelectScratch at = select_scratch(a.vocab, a.successors, a.filter);
   unsigned char* memory = a.scratch + at.total * share.index;
@@ -71,7 +89,13 @@ inline void select(const SelectArgs& a, Share share) {
       }
       next[0] = static_cast<std::int32_t>(id);
     }
-    if (a.successors > 0) largest_ids(logits, a.vocab, a.successors, keys, next + 1);
+    if (a.successors > 0) {
+      largest_ids(logits, a.vocab, a.successors, keys, next + 1);
+      const float top_p = a.sampling[3];
+      if (top_p > 0 && top_p < 1) {
+        drop_beyond(logits, a.vocab, top_p, a.successors, sums, next + 1);
+      }
+    }
   }
 }
 

@@ -292,7 +292,9 @@ class Select(Protocol):
     >= n_verify. Elsewhere it is drawn from `probabilities` by inverse CDF in id order: the first id
     whose cumulative mass exceeds uniform[i] * total, in fp64. A row whose maximum is not finite, or
     that holds NaN, gives -1. out[i, 1:] are the ids of the K largest logits, largest first; the
-    order among equal logits is not specified.
+    order among equal logits is not specified. With sampling[3] in (0, 1) those behind the smallest
+    set of ids that reaches this share of the row's probability (at temperature 1) are -1 instead,
+    the first never; a backend may leave that out.
     """
 
     def __call__(
@@ -311,10 +313,10 @@ class Select(Protocol):
         """Arguments, with their shapes and dtypes.
 
         logits [N, V] dtype; temperature, uniform [N] fp32, uniform in [0, 1); sampling [4] fp32
-        (top_k, top_p, min_p, 0; see `probabilities`), read in mode "filter" only; n_verify: rows
-        below it may sample; out [N, 1 + K] int32, written, 1 <= 1 + K <= vocab_limit; vocab_limit:
-        1 to V, None for V; processing: None leaves the logits as they are; with it their rows below
-        n_verify may be overwritten.
+        (top_k, top_p, min_p; see `probabilities`, read in mode "filter" only; and top_p of the
+        successors, read where K > 0); n_verify: rows below it may sample; out [N, 1 + K] int32,
+        written, 1 <= 1 + K <= vocab_limit; vocab_limit: 1 to V, None for V; processing: None leaves
+        the logits as they are; with it their rows below n_verify may be overwritten.
         """
         ...
 

@@ -75,13 +75,29 @@ def select(
         drawn = _draw(head, temperature[:n_verify], uniform[:n_verify], sampling, mode)
         token[:n_verify] = torch.where(temperature[:n_verify] > 0, drawn, token[:n_verify])
     out[:, 0] = torch.where(torch.isfinite(peak), token, -1)
-    successors = out.shape[1] - 1
-    if successors > 0:
-        out[:, 1:] = logits.topk(successors, dim=-1).indices
+    if out.shape[1] > 1:
+        out[:, 1:] = _successors(logits, sampling, out.shape[1] - 1)
         if processing is not None:
-            out[:n_verify, 1:] = head.topk(successors, dim=-1).indices
+            out[:n_verify, 1:] = _successors(head, sampling, out.shape[1] - 1)
     if processing is not None:
         write_logprobs(raw, out[:n_verify, 0], processing)
+
+
+def _successors(logits: Tensor, sampling: Tensor, k: int) -> Tensor:
+    """[M, k] ids of the largest logits; -1 behind the smallest set with sampling[3] of the mass.
+
+    Elsewhere than on a CPU the number is not read: a host sync would cost more than the masses.
+    """
+    largest, ids = logits.topk(k, dim=-1)
+    if sampling.device.type == "cpu" and not 0 < float(sampling[3]) < 1:
+        return ids
+    top_p = sampling[3].double()
+    total = logits.double().logsumexp(-1, keepdim=True)
+    mass = torch.exp(largest.double() - total)
+    before = mass.cumsum(-1) - mass
+    beyond = (before >= top_p) & (top_p > 0) & (top_p < 1)
+    beyond[:, 0] = False
+    return ids.masked_fill_(beyond, -1)
 
 
 def _draw(

@@ -38,7 +38,7 @@ class PlanView:
 
     Attributes:
         prefix_len, n_commit: int32 [1].
-        sampling: float32 [4]: top_k, top_p, min_p, 0.
+        sampling: float32 [4]: top_k, top_p, min_p, and top_p of the listed successors (0: off).
         token_ids, positions: int32 [N].
         commit_src: int32 [P].
         temperature, uniform: float32 [N].

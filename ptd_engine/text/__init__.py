@@ -2,6 +2,7 @@
 decoding.
 """
 
+from ptd_engine.text.entities import EntitySeeds
 from ptd_engine.text.eos import eos_union
 from ptd_engine.text.messages import Message
 from ptd_engine.text.stop_strings import StopStrings
@@ -9,6 +10,7 @@ from ptd_engine.text.stream import IncrementalDecoder
 from ptd_engine.text.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
+    "EntitySeeds",
     "IncrementalDecoder",
     "Message",
     "StopStrings",

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+import numpy.typing as npt
+from reference.ptd_algorithm import Successors
+
 from ptd_engine._core import Session
 from ptd_engine.testing import toy
 from ptd_engine.testing.forced import FixedTrees, chain
@@ -15,9 +19,16 @@ __all__ = ["FixedTrees", "PlanView", "ToyRunner", "chain", "generate", "read_pla
 class ToyRunner(toy.ToyRunner):
     """The model side of one session; the model comes with each step."""
 
-    def __init__(self, session: Session, prompt: Sequence[int], capacity: int = 1024) -> None:
+    def __init__(
+        self,
+        session: Session,
+        prompt: Sequence[int],
+        capacity: int = 1024,
+        successors: Successors | None = None,
+    ) -> None:
         super().__init__(lambda context: 0, max_seq_len=capacity)
         self.session = session
+        self.successors = successors
         self.prefill(prompt[:-1], prompt_len=len(prompt))
 
     def prepare(self) -> int:
@@ -26,6 +37,14 @@ class ToyRunner(toy.ToyRunner):
         self.place(n_bucket)
         return n_bucket
 
+    def _outputs(self, contexts: Sequence[list[int]], rows: int) -> npt.NDArray[np.int32]:
+        outputs = super()._outputs(contexts, rows)
+        if self.successors is None:
+            return outputs
+        listed = [self.successors(context) for context in contexts]
+        listed += [[7777] * len(listed[0])] * (rows - len(listed))
+        return np.ascontiguousarray(np.hstack([outputs, np.array(listed, np.int32)]))
+
     def step(self, next_token: NextToken) -> tuple[list[int], int]:
         """One greedy step: (tokens emitted, how many were candidates)."""
         self.next_token = next_token
@@ -33,9 +52,14 @@ class ToyRunner(toy.ToyRunner):
         return self.session.commit(self.wait())
 
 
-def run(session: Session, prompt: Sequence[int], next_token: NextToken) -> Iterator[list[int]]:
+def run(
+    session: Session,
+    prompt: Sequence[int],
+    next_token: NextToken,
+    successors: Successors | None = None,
+) -> Iterator[list[int]]:
     """Steps until the session is finished, checking the cache against the tokens after each."""
-    runner = ToyRunner(session, prompt)
+    runner = ToyRunner(session, prompt, successors=successors)
     while not session.finished:
         tokens, accepted = runner.step(next_token)
         assert len(tokens) in (accepted, accepted + 1)

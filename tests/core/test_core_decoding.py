@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from reference.ptd_algorithm import NextToken, Settings, decode, plain_decode
-from reference.toy_models import hashed, lookup_last, lookup_last_two
+from reference.toy_models import hashed, lookup_last, lookup_last_two, ranked
 from session_driver import run
 from tape import Tape, on_tapes
 
@@ -38,6 +38,10 @@ def random_settings(tape: Tape, vocabulary: int, prompt_len: int) -> Settings:
         max_rows=tape.between(2, rows) if tape.one_in(4) else rows,
         max_path=64,
         recycle_verified=tape.one_in(2),
+        expansion=("greedy", "top-k", "top-p")[tape.below(3)],
+        expansion_k=tape.between(1, min(vocabulary, 5)),
+        initialisation=("random", "context", "ner")[tape.below(3)],
+        layout=("sibling", "chained")[tape.below(2)],
     )
 
 
@@ -52,6 +56,11 @@ def sessions_of(prompt: list[int], settings: Settings, seed: int) -> tuple[Sessi
         recycle_verified=settings.recycle_verified,
         seed=seed,
         eos_ids=sorted(settings.eos_ids),
+        expansion=settings.expansion,
+        expansion_k=settings.expansion_k,
+        expansion_p=settings.expansion_p,
+        initialisation=settings.initialisation,
+        layout=settings.layout,
     )
     session = Session(
         prompt,
@@ -60,22 +69,30 @@ def sessions_of(prompt: list[int], settings: Settings, seed: int) -> tuple[Sessi
         max_new_tokens=settings.max_new_tokens,
         stop_ids=sorted(settings.eos_ids),
         node_buckets=[settings.max_rows],
+        output_top_k=drafter.needs().top_k,
     )
     return session, drafter
 
 
-def check_loop(next_token: NextToken, prompt: list[int], settings: Settings, seed: int) -> int:
+def check_loop(
+    next_token: NextToken, prompt: list[int], settings: Settings, seed: int, vocabulary: int
+) -> int:
     """Run both loops in lockstep; returns how many candidate tokens were accepted."""
     session, drafter = sessions_of(prompt, settings, seed)
+    successors = None
+    if settings.expansion != "greedy":
+        k, cut = settings.expansion_k, settings.expansion == "top-p"
+        successors = ranked(next_token, vocabulary, k, salt=seed, cut=cut)
     first_chains = [drafter.initial_chains]
     twin = decode(
         next_token,
         prompt,
         lambda: first_chains.pop() if first_chains else drafter.initial_chains,
         settings,
+        successors,
     )
     candidates = drafts = hits = hit_tokens = 0
-    for steps, tokens in enumerate(run(session, prompt, next_token), start=1):
+    for steps, tokens in enumerate(run(session, prompt, next_token, successors), start=1):
         step = next(twin)
         candidates += step.candidate_rows
         drafts += step.draft_rows
@@ -101,14 +118,15 @@ def test_decoding_follows_algorithm_1_and_plain_decoding(tape: Tape) -> None:
     vocabulary = tape.between(2, 9)
     prompt = [tape.below(vocabulary) for _ in range(tape.between(1, 12))]
     settings = random_settings(tape, vocabulary, len(prompt))
-    check_loop(random_model(tape, vocabulary), prompt, settings, seed=tape.below(256))
+    model, seed = random_model(tape, vocabulary), tape.below(256)
+    check_loop(model, prompt, settings, seed, vocabulary)
 
 
 def test_the_default_settings_follow_algorithm_1_and_accept_candidates() -> None:
     prompt = [3, 1, 4, 1, 5, 9, 2, 6]
     settings = Settings(max_new_tokens=120, max_rows=157)
     for salt in range(4):
-        assert check_loop(hashed(50, salt, 2), prompt, settings, seed=salt) > 20
+        assert check_loop(hashed(50, salt, 2), prompt, settings, salt, 50) > 20
 
 
 def test_a_drafter_starts_every_request_afresh() -> None:

@@ -56,8 +56,11 @@ def test_tree_and_pool_follow_the_reference_step_by_step(tape: Tape) -> None:
     check_tree(tree, twin)
     while not tape.empty:
         predictions = random_predictions(tape, len(tree), vocabulary)
-        tree.expand(predictions)
-        twin.expand(predictions)
+        each = tape.between(1, 3)
+        others = [[tape.below(vocabulary) for _ in range(1, each)] for _ in predictions]
+        flat = [t for best, more in zip(predictions, others, strict=True) for t in (best, *more)]
+        tree.expand(flat, each)
+        twin.expand(predictions, others)
         check_tree(tree, twin)
         pool.merge(tree)
         pool_twin.merge(twin)

@@ -49,6 +49,7 @@ def make_engine(
         model,
         max_seq_len=max_seq_len,
         max_nodes=1 + made.needs().max_nodes,
+        top_k=made.needs().top_k,
         node_buckets=node_buckets,
         prefill_chunk=prefill_chunk,
     )

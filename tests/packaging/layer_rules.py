@@ -49,7 +49,8 @@ PYTHON_RULES: Mapping[str, Rule] = {
     "checkpoint": _rule(_BASE, "torch", "numpy", "safetensors", "gguf"),
     "demo_model": _rule(_BASE),
     "hub": _rule(_BASE | {"demo_model"}, "huggingface_hub"),
-    "text": _rule(_BASE | {"checkpoint"}, "transformers", "tokenizers", "jinja2"),
+    # spacy: used where it is installed
+    "text": _rule(_BASE | {"checkpoint"}, "transformers", "tokenizers", "jinja2", "spacy"),
     # 6
     "kv_cache": _rule(_BASE, "torch"),
     "model": _rule(_BASE | {"checkpoint", "kernels", "kv_cache"}, "torch", "transformers"),

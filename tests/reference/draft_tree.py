@@ -53,24 +53,34 @@ class DraftTree:
     def nested(self) -> list[Nested]:
         return [root.nested() for root in self.roots]
 
-    def expand(self, predictions: Sequence[int]) -> None:
-        """Append d_v below every row v; a negative prediction says v was not in the plan."""
+    def expand(self, predictions: Sequence[int], others: Sequence[Sequence[int]] = ()) -> None:
+        """Append d_v below every row v; a negative prediction says v was not in the plan.
+
+        `others` holds each row's further successors, likeliest first: when every row has appended
+        d_v, every row appends its second best, and so on.
+        """
         nodes = self.nodes()
         if len(nodes) != len(predictions):
             raise ValueError(f"{len(predictions)} predictions for {len(nodes)} rows")
         for node in nodes:
             node.prediction = None
         for node, token in zip(nodes, predictions, strict=True):
-            if token < 0:
-                continue
-            node.prediction = token
-            if node.child(token) is not None:
-                continue
-            if len(node.children) >= self.width:
-                continue
-            if self.size() >= self.max_nodes:
-                continue
-            node.children.append(Node(token))
+            if token >= 0:
+                node.prediction = token
+                self._append(node, token)
+        for rank in range(max(map(len, others), default=0)):
+            for node, tokens in zip(nodes, others, strict=True):
+                if rank < len(tokens):
+                    self._append(node, tokens[rank])
+
+    def _append(self, node: Node, token: int) -> None:
+        if node.child(token) is not None:
+            return
+        if len(node.children) >= self.width:
+            return
+        if self.size() >= self.max_nodes:
+            return
+        node.children.append(Node(token))
 
     def refill(self) -> None:
         """With fewer than `width` roots: the newest root's prediction becomes one more root."""

@@ -12,6 +12,7 @@ from reference.step_plan import StepPlan, build_plan
 from reference.verification import verify_walk
 
 NextToken = Callable[[Sequence[int]], int]
+Successors = Callable[[Sequence[int]], Sequence[int]]
 Plant = Callable[[], Sequence[Sequence[int]]]
 
 
@@ -30,6 +31,10 @@ class Settings:
     max_rows: int = 256
     max_path: int = 64
     recycle_verified: bool = False
+    expansion: str = "greedy"
+    expansion_k: int = 4
+    expansion_p: float = 0.8
+    initialisation: str = "random"
 
 
 def token_limit(prompt: Sequence[int], settings: Settings) -> int:
@@ -71,6 +76,44 @@ def verified_tree(plan: StepPlan, predictions: Sequence[int]) -> Node:
     return nodes[0]
 
 
+def further_successors(best: int, listed: Sequence[int]) -> list[int]:
+    """Of a row's listed successors (-1: beyond the top-p set), those to append after the best.
+
+    As many in all as are listed. Where logits are equal the listed order may begin with another
+    id than the row's own prediction, which still comes first.
+    """
+    if best < 0:
+        return []
+    inside = [token for token in listed if token >= 0]
+    return [token for token in inside if token != best][: max(len(inside) - 1, 0)]
+
+
+def context_chains(prompt: Sequence[int], eos_ids: Sequence[int]) -> list[list[int]]:
+    """The tokens before the root, EOS left out, in pairs from the end; the last pair comes first.
+
+    The prompt's last token is the root of the first step.
+    """
+    tokens = [token for token in prompt[:-1] if token not in eos_ids]
+    pairs = []
+    while tokens:
+        pairs.append(tokens[-2:])
+        tokens = tokens[:-2]
+    return pairs
+
+
+def first_chains(
+    given: Sequence[Sequence[int]], settings: Settings, most: int = 2
+) -> list[list[int]]:
+    """Of the given chains those that are planted: two at most, of different first tokens."""
+    planted: list[list[int]] = []
+    for chain in given:
+        if not chain or chain[0] in settings.eos_ids or len(planted) >= min(most, settings.width):
+            continue
+        if chain[0] not in [other[0] for other in planted]:
+            planted.append(list(chain[: settings.depth]))
+    return planted
+
+
 @dataclass
 class Step:
     """What one step of the loop did, and the state it left behind."""
@@ -83,11 +126,17 @@ class Step:
 
 
 def decode(
-    next_token: NextToken, prompt: Sequence[int], plant: Plant, settings: Settings
+    next_token: NextToken,
+    prompt: Sequence[int],
+    plant: Plant,
+    settings: Settings,
+    successors: Successors | None = None,
 ) -> Iterator[Step]:
     """Retrieve, forward, verify, expand, merge, refill, step and prune, until stopped.
 
-    `next_token(context)` is the model: its greedy token after the context. `plant()` gives the
+    `next_token(context)` is the model: its greedy token after the context; `successors(context)`,
+    asked unless the expansion is greedy, its expansion_k likeliest ones, with -1 for those beyond
+    the top-p set. `plant()` gives the
     chains that the draft tree starts from. Algorithm 1 calls for them once; here they are asked
     for again when pruning has left no root, without which nothing would ever be drafted again.
     """
@@ -131,7 +180,13 @@ def decode(
             pool.merge_nodes(list(verified_tree(plan, predictions).preorder()))
 
         # 4. Expand.
-        draft_tree.expand([-1 if row is None else predictions[row] for row in plan.draft_rows])
+        grown = [-1 if row is None else predictions[row] for row in plan.draft_rows]
+        others: list[list[int]] = []
+        if settings.expansion != "greedy" and successors is not None:
+            for row, best in zip(plan.draft_rows, grown, strict=True):
+                context = [] if row is None else [*committed[:-1], *plan.path(row)]
+                others.append(further_successors(best, successors(context) if context else []))
+        draft_tree.expand(grown, others)
 
         # 5. Merge, before any pruning.
         pool.merge(draft_tree)

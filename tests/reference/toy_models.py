@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reference.ptd_algorithm import NextToken
+from reference.ptd_algorithm import NextToken, Successors
 
 
 def lookup_last(table: Sequence[int]) -> NextToken:
@@ -28,3 +28,23 @@ def hashed(vocabulary: int, salt: int, window: int) -> NextToken:
         return value % vocabulary
 
     return next_token
+
+
+def ranked(next_token: NextToken, vocabulary: int, k: int, *, salt: int, cut: bool) -> Successors:
+    """The k <= vocabulary likeliest successors, the next token first, or second as after a tie.
+
+    With `cut` a varying number of the last ones is -1, as beyond a top-p set.
+    """
+
+    def successors(context: Sequence[int]) -> list[int]:
+        best = next_token(context)
+        others = [token for token in range(vocabulary) if token != best]
+        turn = salt + 3 * context[-1] + len(context)
+        shift = turn % max(len(others), 1)
+        listed = [best, *others[shift:], *others[:shift]][:k]
+        if turn % 5 == 0:
+            listed[:2] = reversed(listed[:2])
+        inside = 1 + turn % k if cut else k
+        return listed[:inside] + [-1] * (k - inside)
+
+    return successors

@@ -30,8 +30,10 @@ class DraftTree {
   const std::vector<int>& parent_rows() const { return parent_rows_; }
 
   // Appends to every row its predicted next token, unless it has that child already, has `width`
-  // children, or the tree is full. kNoToken: the row was not in the step. One prediction a row.
-  void expand(Span<const TokenId> predictions);
+  // children, or the tree is full. kNoToken: the row was not in the step. `predictions` is
+  // [rows, each]: with more than one, all rows append their first prediction, then all their
+  // second, and so on, so that a full tree leaves out the unlikelier ones; kNoToken fills up.
+  void expand(Span<const TokenId> predictions, int each = 1);
 
   // With fewer than `width` roots: the newest root's prediction of this step becomes a root itself
   // and leaves the newest root's children. Nothing happens if that token is a root already.

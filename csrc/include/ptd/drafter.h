@@ -16,12 +16,16 @@ struct DrafterNeeds {
   // less than was verified; the output is the same in more steps.
   int max_accepted = 0;
   bool prompt_outputs = false;  // wants observe_prompt(): costs the model's head over the prompt
+  // Successors behind the smallest set that holds this share of a row's probability come as -1;
+  // 0 = all top_k come. A runtime that does not know it gives all of them: a slower draft, no other
+  // output.
+  float top_p = 0.0f;
 };
 
 // What a step produced. Views are valid during observe() only.
 struct StepOutcome {
   const TreeBuilder* tree = nullptr;
-  Span<const TokenId> outputs;     // [n_nodes, 1 + top_k]: next token (or -1), then top-k ids
+  Span<const TokenId> outputs;     // [n_nodes, 1 + top_k]: next token (or -1), then top-k ids or -1
   int stride = 1;                  // 1 + top_k
   Span<const NodeId> accepted;     // rows of the accepted path, root excluded
   Span<const TokenId> new_tokens;  // tokens the step added to the output

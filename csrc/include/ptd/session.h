@@ -125,6 +125,7 @@ class Session {
   SessionLimits limits_;
   int max_nodes_ = 1;  // rows of a step, root included
   std::size_t max_accepted_ = kMaxTreeNodes;
+  float successor_top_p_ = 0.0f;
   int prompt_len_ = 0;
   std::vector<TokenId> tokens_;
   TreeBuilder tree_;

@@ -5,7 +5,8 @@
 // The block's fields, each at a multiple of 64 bytes; N = node bucket, W = ceil(N/64), P =
 // max_path:
 //   header      int32[8]    see PlanHeader
-//   sampling    float32[4]  top_k (0 = off), top_p (1 = off), min_p (0 = off), 0
+//   sampling    float32[4]  top_k (0 = off), top_p (1 = off), min_p (0 = off), and for the listed
+//                           successors of every row their own top_p (0 = off)
 //   token_ids   int32[N]    padding repeats row 0
 //   positions   int32[N]    prefix_len + depth
 //   commit_src  int32[P]    absolute KV rows to move to prefix_len - n_commit + i; entries from
@@ -96,6 +97,7 @@ struct StepState {
   float top_p;
   float min_p;
   std::uint64_t seed;
+  float successor_top_p = 0.0f;  // see DrafterNeeds::top_p
 };
 
 // Writes the block of bucket `n_bucket` (>= tree.size()) at `block`, which must hold

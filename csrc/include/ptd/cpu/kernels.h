@@ -144,11 +144,12 @@ struct SelectArgs {  // draws from logits; see the op select
   std::int64_t logits_stride;
   const float* temperature;
   const float* uniform;
-  const float* sampling;  // [4]: top_k, top_p, min_p, 0
-  bool filter;            // whether `sampling` applies
+  const float* sampling;  // [4]: top_k, top_p, min_p; then top_p of the successors, 0 for off
+  bool filter;            // whether the first three apply
   std::int32_t* next;     // rows with temperature 0 keep what they hold, and so do rows with -1
   std::int64_t next_stride;
-  int successors;  // K: ids of the K largest logits, to next[1..K] of every row; 0 for none
+  int successors;  // K: ids of the K largest logits, to next[1..K] of every row; 0 for none. Those
+                   // behind the smallest set with `sampling[3]` of the mass are -1
   unsigned char* scratch;
 };
 
