@@ -27,6 +27,12 @@ TREES = {
     "wide": PTDConfig(width=8, depth=3, max_draft_nodes=40, max_candidate_nodes=20),
     "candidates capped": PTDConfig(max_candidate_nodes=3),
     "candidates off": PTDConfig(max_candidate_nodes=0),
+    "top-k": PTDConfig(expansion="top-k", expansion_k=3),
+    "top-p": PTDConfig(expansion="top-p", expansion_p=0.6, initialisation="context"),
+    "chained": PTDConfig(layout="chained", recycle_verified=True),
+    "prompt lookup": "prompt-lookup",
+    "token recycling": "token-recycling:max_candidate_nodes=16",
+    "suffix": "suffix:max_candidate_nodes=16,index_tokens=200",
 }
 PROMPTS = ([5, 9, 11, 3, 9, 11, 3, 9], [42], list(range(3, 33)))
 
