@@ -22,7 +22,7 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kAlmostOne = 1.0f - 0x1p-24f;
 
 struct Filter {
-  float top_k = 0, top_p = 1, min_p = 0;
+  float top_k = 0, top_p = 1, min_p = 0, successor_top_p = 0;
   bool on() const { return top_k > 0 || top_p < 1 || min_p > 0; }
 };
 
@@ -60,7 +60,7 @@ struct Batch {
     for (int i = 0; i < rows(); ++i) {
       std::copy_n(logits.begin() + i * vocab, vocab, memory.begin() + i * stride);
     }
-    const float sampling[4] = {filter.top_k, filter.top_p, filter.min_p, 0};
+    const float sampling[4] = {filter.top_k, filter.top_p, filter.min_p, filter.successor_top_p};
     std::vector<std::int32_t> out = next;
     ptd::cpu::SelectArgs args = {
         rows(),   vocab,       memory.data(), stride,         temperature.data(), uniform.data(),
@@ -313,6 +313,37 @@ void successors_are_the_largest_in_order() {
   });
 }
 
+void successors_end_where_their_mass_reaches_top_p() {
+  each_kernel_set([](const Kernels& k) {
+    std::mt19937 rng(4);
+    constexpr int kListed = 6;
+    for (const int vocab : {7, 16, 1037}) {
+      for (const float top_p : {0.05f, 0.4f, 0.8f, 0.97f, 1.0f}) {
+        Batch batch;
+        batch.successors = kListed;
+        batch.filter.successor_top_p = top_p;
+        std::vector<std::int32_t> expected;
+        for (int i = 0; i < 9; ++i) {
+          std::vector<float> row = random_logits(vocab, 40, rng);
+          const std::vector<double> mass = masses(row, 1.0f, {});
+          const double total = std::accumulate(mass.begin(), mass.end(), 0.0);
+          // The row's own temperature has no part in it.
+          batch.add(row, 0.0f, 0.5f, 5);
+          expected.push_back(5);
+          double before = 0;
+          for (int rank = 0; rank < kListed; ++rank) {
+            const int id = ranked(row)[sz(rank)];
+            const bool beyond = rank > 0 && before >= static_cast<double>(top_p) * total;
+            expected.push_back(beyond && top_p < 1 ? -1 : id);
+            before += mass[sz(id)];
+          }
+        }
+        CHECK(batch.run(k) == expected && batch.run(k, 4) == expected);
+      }
+    }
+  });
+}
+
 void a_row_depends_on_nothing_but_itself() {
   each_kernel_set([](const Kernels& k) {
     std::mt19937 rng(3);
@@ -371,6 +402,7 @@ int main() {
   an_id_without_mass_is_never_drawn();
   greedy_and_broken_rows_keep_what_they_hold();
   successors_are_the_largest_in_order();
+  successors_end_where_their_mass_reaches_top_p();
   a_row_depends_on_nothing_but_itself();
   draws_have_the_processed_law();
 }

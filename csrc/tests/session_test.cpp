@@ -82,6 +82,71 @@ void ptd_equals_plain_under_every_limit() {
   }
 }
 
+// Toy successors of a row: its next token, then the tokens above it; of odd ones only the first
+// two.
+std::vector<TokenId> toy_listed(TokenId next) {
+  const TokenId third = next % 2 == 1 ? -1 : (next + 2) % 37;
+  return {next, next, (next + 1) % 37, third};
+}
+
+void ptd_equals_plain_with_every_option() {
+  ptd::SessionParams params;
+  params.max_new_tokens = 150;
+  const std::vector<TokenId> prompt = {3, 9, 11, 3, 8};
+  const auto expected = decode(prompt, plain(), params, 400).tokens;
+  for (const auto expansion :
+       {ptd::Expansion::kGreedy, ptd::Expansion::kTopK, ptd::Expansion::kTopP}) {
+    for (const auto layout : {ptd::Layout::kSibling, ptd::Layout::kChained}) {
+      for (const auto initialisation : {ptd::Initialisation::kRandom, ptd::Initialisation::kContext,
+                                        ptd::Initialisation::kNer}) {
+        ptd::PTDOptions options;
+        options.expansion = expansion;
+        options.expansion_k = 3;
+        options.layout = layout;
+        options.initialisation = initialisation;
+        const auto drafter = std::make_shared<ptd::PTDDrafter>(options);
+        drafter->set_seed_source([](ptd::Span<const TokenId> given) {
+          return std::vector<std::vector<TokenId>>{{}, {given[1], given[2]}, {given[1]}, {4}};
+        });
+        const int k = drafter->needs().top_k;
+        Session session(prompt, drafter, params, {400, 64, k, ptd::kMaxTreeNodes, 37, {}});
+        if (initialisation == ptd::Initialisation::kNer) {
+          CHECK(drafter->initial_chains() == std::vector<std::vector<TokenId>>({{9, 11}, {4}}));
+        }
+        std::vector<std::uint64_t> block(session.plan_bytes() / sizeof(std::uint64_t));
+        while (!session.finished()) {
+          session.plan(reinterpret_cast<unsigned char*>(block.data()),
+                       block.size() * sizeof(std::uint64_t));
+          std::vector<TokenId> output;
+          for (int row = 0; row < session.tree().size(); ++row) {
+            const auto committed = session.tokens();
+            TokenId before = committed[committed.size() - 2];
+            if (row > 0) before = session.tree().token(session.tree().parent(row));
+            const auto listed = toy_listed(toy_next(before, session.tree().token(row)));
+            output.insert(output.end(), listed.begin(), listed.begin() + 1 + k);
+          }
+          session.commit(output);
+          CHECK(drafter->draft_tree().size() <= options.max_draft_nodes);
+        }
+        const auto tokens = session.output_tokens();
+        CHECK(std::vector<TokenId>(tokens.begin(), tokens.end()) == expected);
+        CHECK(session.stats().accepted > 0);
+      }
+    }
+  }
+}
+
+void bad_options_are_refused() {
+  ptd::PTDOptions options;
+  options.expansion_k = 0;
+  CHECK_THROWS(ptd::PTDDrafter{options}, ptd::InvalidArgument);
+  options.expansion_k = 2;
+  for (const float p : {0.0f, 1.5f, -1.0f}) {
+    options.expansion_p = p;
+    CHECK_THROWS(ptd::PTDDrafter{options}, ptd::InvalidArgument);
+  }
+}
+
 void drafts_are_accepted() {
   ptd::SessionParams params;
   params.max_new_tokens = 300;
@@ -297,6 +362,8 @@ void missing_prediction_fails_the_request_only() {
 
 int main() {
   ptd_equals_plain_under_every_limit();
+  ptd_equals_plain_with_every_option();
+  bad_options_are_refused();
   drafts_are_accepted();
   stops_and_limits_cut_exactly();
   a_stop_check_is_asked_once_a_token_and_in_order();

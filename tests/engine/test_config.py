@@ -65,6 +65,15 @@ def test_filters_without_temperature_are_contradictory(setting: dict[str, Any]) 
         ("max_candidate_nodes", 160),
         ("pool_nodes_per_key", 0),
         ("pool_max_keys", 0),
+        ("expansion", "beam"),
+        ("expansion", None),
+        ("expansion_k", 0),
+        ("expansion_k", 65),
+        ("expansion_p", 0.0),
+        ("expansion_p", 1.1),
+        ("expansion_p", NAN),
+        ("initialisation", "entities"),
+        ("layout", "chain"),
         ("seed", 1.0),
     ],
 )
@@ -90,6 +99,8 @@ def test_ptd_means_the_papers_tree_on_a_gpu() -> None:
         ("ptd:width=four", "width='four'.*an integer"),
         ("ptd:width=0", "width=0"),
         ("ptd:share_pool=yes", "share_pool='yes'.*true or false"),
+        ("ptd:layout=tree", "layout='tree'.*'sibling' or 'chained'"),
+        ("ptd:expansion_p=half", "expansion_p='half'.*a number"),
         ("none:width=4", "none:width=4.*no options"),
         (7, "drafter=7.*'ptd'"),
     ],
@@ -101,3 +112,17 @@ def test_bad_drafter_options_are_named(spec: Any, message: str) -> None:
 
 def test_drafter_options_begin_at_the_published_values() -> None:
     assert resolve("ptd:width=2,share_pool=true", "cpu") == PTDConfig(width=2, share_pool=True)
+
+
+def test_drafter_options_take_names_and_numbers() -> None:
+    spec = "ptd:expansion=top-p,expansion_k=3,expansion_p=0.5,initialisation=ner,layout=chained"
+    expected = PTDConfig(
+        expansion="top-p",
+        expansion_k=3,
+        expansion_p=0.5,
+        initialisation="ner",
+        layout="chained",
+    )
+    assert resolve(spec, "cpu") == expected
+    needs = make_drafter(expected, device_type="cpu").needs()
+    assert (needs.top_k, needs.top_p) == (3, 0.5)
