@@ -15,17 +15,20 @@ from pathlib import Path
 # other work. A setting of the caller's own wins, and the document names it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from bench import bookkeeping, compare, decode, quality, step
+from bench import bookkeeping, compare, decode, kernels, paper, quality, step
 from bench.report import Document, emit
 from ptd_engine.errors import PTDError
 
 _BENCHMARKS = {
     "decode": decode,
     "step": step,
+    "kernels": kernels,
     "bookkeeping": bookkeeping,
     "compare": compare,
     "quality": quality,
+    "paper": paper,
 }
+_WRITES_A_FOLDER = "paper"  # its --out is a folder, which gets the document as report.json
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,13 +39,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         summary = (module.__doc__ or "").partition("\n")[0]
         command = commands.add_parser(name, help=summary, description=module.__doc__)
         module.add_arguments(command)
-        command.add_argument(
-            "--out", type=Path, metavar="FILE", help="write the JSON document here as well"
-        )
+        if name == _WRITES_A_FOLDER:
+            command.add_argument("--out", type=Path, metavar="DIR", help="of the runs and report")
+        else:
+            command.add_argument(
+                "--out", type=Path, metavar="FILE", help="write the JSON document here as well"
+            )
     args = parser.parse_args(argv)
     try:
         document: Document = _BENCHMARKS[args.benchmark].run(args)
-        emit(document, args.out)
+        in_folder = args.benchmark == _WRITES_A_FOLDER
+        emit(document, args.out / "report.json" if in_folder else args.out)
     except PTDError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -16,10 +16,11 @@ PLAIN = "none"
 
 @dataclass(frozen=True)
 class Run:
-    """One generation: its output and how it went."""
+    """One generation: its output, how it went, and how many tokens each step gave."""
 
     token_ids: list[int]
     stats: GenerationStats
+    step_tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -73,26 +74,37 @@ def measure(
     repeats: int,
 ) -> None:
     """Run every engine on every prompt `repeats` times, in turns, into `prompts[...].runs`."""
-    labels = list(engines)
-    for label in labels:  # warm-up: libraries prepare a kernel for each new shape
-        generate(engines[label], prompts[0].prompt_ids, params)
+    warm_up(engines, prompts[0].prompt_ids, params)
     turn = 0
     for _ in range(repeats):
         for prompt in prompts:
-            first = turn % len(labels)
-            for label in labels[first:] + labels[:first]:
-                result = generate(engines[label], prompt.prompt_ids, params)
-                prompt.runs.setdefault(label, []).append(result)
+            run_in_turn(engines, prompt, params, turn)
             turn += 1
+
+
+def warm_up(engines: Mapping[str, LLM], prompt_ids: list[int], params: SamplingParams) -> None:
+    """Run every engine once: libraries prepare a kernel for each new shape."""
+    for llm in engines.values():
+        generate(llm, prompt_ids, params)
+
+
+def run_in_turn(
+    engines: Mapping[str, LLM], prompt: PromptRuns, params: SamplingParams, turn: int
+) -> None:
+    """Run every engine once on a prompt, beginning with another one in each turn."""
+    labels = list(engines)
+    first = turn % len(labels)
+    for label in labels[first:] + labels[:first]:
+        result = generate(engines[label], prompt.prompt_ids, params)
+        prompt.runs.setdefault(label, []).append(result)
 
 
 def generate(llm: LLM, prompt_ids: list[int], params: SamplingParams) -> Run:
     """Token ids in, token ids out: prefill and all steps, without the text's decoding."""
     with collector_off():
         generation = llm.engine.generate(prompt_ids, params)
-        for _ in generation:
-            pass
-    return Run(generation.token_ids, generation.stats)
+        step_tokens = tuple(len(step.token_ids) for step in generation)
+    return Run(generation.token_ids, generation.stats, step_tokens)
 
 
 def find_mismatches(prompts: Sequence[PromptRuns], plain: LLM) -> list[Mismatch]:
