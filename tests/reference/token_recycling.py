@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from reference.node import Row
 
-RANK_SHARES = (0.50, 0.12, 0.06, 0.04, 0.03, 0.02, 0.017, 0.014)
+RANK_SHARES = (0.45, 0.12, 0.07, 0.04, 0.03, 0.022, 0.02, 0.016)
 
 
 def rank_share(rank: int) -> float:

@@ -8,8 +8,10 @@ namespace {
 
 constexpr int kMaxSuccessors = 32;
 
-// How often the model's next token is the successor of that rank, where the token has a row.
-constexpr double kRankShare[] = {0.50, 0.12, 0.06, 0.04, 0.03, 0.02, 0.017, 0.014};
+// How often the model's next token is the successor of that rank, where the token has a row: as
+// counted on SmolLM2-135M-Instruct over chat, mathematics and code, the first rank raised from
+// 0.37, for it is more frequent below a node that was right.
+constexpr double kRankShare[] = {0.45, 0.12, 0.07, 0.04, 0.03, 0.022, 0.02, 0.016};
 constexpr int kMeasuredRanks = 8;
 
 double rank_share(int rank) {
