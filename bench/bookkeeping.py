@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from bench.common import integers, positive, ratio
+from bench.drafter_costs import drafters_table, measure_drafters
 from bench.report import Document, TitledTable, make_table
 from bench.toy import MAX_PATH, PROMPT_TOKENS, Loop, ToyModel
 from ptd_engine import _core
@@ -41,6 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="T,...",
         help=f"lengths of the output at which a step of {BAR_NODES} nodes is timed",
     )
+    parser.add_argument(
+        "--drafter",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME[:OPTION=VALUE,...]",
+        help="to time besides, as it is",
+    )
     parser.add_argument("--warm-up", type=positive, default=20_000, metavar="T", help="tokens")
     parser.add_argument("--steps", type=positive, default=1000, help="timed steps a size")
     parser.add_argument("--seed", type=int, default=0, help="of the toy model")
@@ -53,7 +62,7 @@ def run(args: argparse.Namespace) -> Document:
     longest = max(args.warm_up, args.tokens[-1])
     most = longest + 2 * args.steps * MAX_PATH  # more than the timed steps can add
     model = ToyModel.make(PROMPT_TOKENS + most + 2 * MAX_PATH, args.seed)
-    wrong: list[dict[str, int]] = []
+    wrong: list[dict[str, Any]] = []
     sizes = []
     for nodes in args.nodes:
         loop = Loop(model, drafter_of_size(nodes), most)
@@ -75,9 +84,14 @@ def run(args: argparse.Namespace) -> Document:
             }
         )
     lengths = _lengths(model, args, most, wrong)
+    drafters, differing = measure_drafters(
+        args.drafter, model, most, args.warm_up, args.steps, _evict()
+    )
+    wrong += differing
     results: dict[str, Any] = {
         "by_nodes": sizes,
         "by_tokens": lengths,
+        "by_drafter": drafters,
         "bar": _bar(sizes),
         "growth": _growth(lengths),
         "mismatches": wrong,
@@ -88,6 +102,7 @@ def run(args: argparse.Namespace) -> Document:
         "tokens": args.tokens,
         "warm_up_tokens": args.warm_up,
         "steps": args.steps,
+        "drafters": args.drafter,
         "seed": args.seed,
         "toy_vocabulary": model.successors.shape[0],
         "toy_branches": model.successors.shape[1],
@@ -98,7 +113,10 @@ def run(args: argparse.Namespace) -> Document:
         correct=not wrong,
         settings=settings,
         results=results,
-        tables=_tables(sizes, lengths, args.steps),
+        tables=[
+            *_tables(sizes, lengths, args.steps),
+            *([drafters_table(drafters, args.steps)] if drafters else []),
+        ],
         notes=_notes(results),
     )
 
@@ -122,7 +140,7 @@ def drafter_of_size(nodes: int) -> _core.PTDDrafter:
 
 
 def _lengths(
-    model: ToyModel, args: argparse.Namespace, most: int, wrong: list[dict[str, int]]
+    model: ToyModel, args: argparse.Namespace, most: int, wrong: list[dict[str, Any]]
 ) -> list[dict[str, float]]:
     """One long output at the bar's size, timed where it reaches each length."""
     loop = Loop(model, drafter_of_size(BAR_NODES), most)
@@ -207,10 +225,13 @@ def _tables(
 _TIMES = ("plan_us", "commit_us", "total_us", "total_p99_us")
 
 
+def _name(mismatch: dict[str, Any]) -> str:
+    return str(mismatch["drafter"]) if "drafter" in mismatch else f"{mismatch['nodes']} nodes"
+
+
 def _notes(results: dict[str, Any]) -> list[str]:
     notes = [
-        f"DIFFERS from plain decoding with {m['nodes']} nodes at output token {m['position']}: "
-        "not timed"
+        f"DIFFERS from plain decoding with {_name(m)} at output token {m['position']}: not timed"
         for m in results["mismatches"]
     ]
     bar = results["bar"]

@@ -6,14 +6,15 @@ import argparse
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bench import own_drafter
 from bench.prompt_sets import add_prompt_set_arguments
-from ptd_engine.drafters import DrafterSpec, resolve
+from ptd_engine.drafters import DrafterConfig, DrafterSpec, resolve
 
 if TYPE_CHECKING:
     from ptd_engine.model import CausalLM
@@ -26,11 +27,17 @@ class DrafterChoice:
 
     Attributes:
         label: the argument, as written.
-        spec: a name or a configuration, with "ptd" resolved.
+        spec: a name or a configuration, with "ptd" resolved; an object of a file's class.
     """
 
     label: str
     spec: DrafterSpec
+
+    def as_json(self) -> Any:
+        """Its settings; of a file's class what tells one text of the file from another."""
+        if isinstance(self.spec, DrafterConfig):
+            return asdict(self.spec)
+        return self.spec if isinstance(self.spec, str) else own_drafter.fingerprint(self.label)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +77,12 @@ def choose_drafters(labels: Sequence[str], device_type: str) -> list[DrafterChoi
     Raises:
         ConfigError: an unknown name or a bad option.
     """
-    return [DrafterChoice(label, resolve(label, device_type)) for label in dict.fromkeys(labels)]
+
+    def meant(label: str) -> DrafterSpec:
+        own = label.startswith(own_drafter.PREFIX)
+        return own_drafter.load(label) if own else resolve(label, device_type)
+
+    return [DrafterChoice(label, meant(label)) for label in dict.fromkeys(labels)]
 
 
 def integers(text: str) -> list[int]:

@@ -24,7 +24,6 @@ from bench.prompt_sets import PromptSet, load_sets
 from bench.report import Document, make_table
 from ptd_engine.cli.requests import chat_form, encode
 from ptd_engine.config import SamplingParams
-from ptd_engine.drafters import DrafterConfig
 from ptd_engine.llm import LLM
 from ptd_engine.metrics import GenerationStats
 
@@ -41,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         metavar="NAME[:OPTION=VALUE,...]",
         help="to compare with plain decoding (default: ptd); ptd:width=4,depth=6 sets fields of "
-        "its configuration, the others keep the published values",
+        "its configuration, the others keep the published values; file:PATH.py:CLASS is your own",
     )
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -90,12 +89,7 @@ def run(args: argparse.Namespace) -> Document:
         "temperature": args.temperature,
         "seed": args.seed,
         "repeats": args.repeats,
-        "drafters": {
-            choice.label: asdict(choice.spec)
-            if isinstance(choice.spec, DrafterConfig)
-            else str(choice.spec)
-            for choice in choices
-        },
+        "drafters": {choice.label: choice.as_json() for choice in choices},
     }
     return _document(settings, sets, prompts, [c.label for c in choices], mismatches, base)
 

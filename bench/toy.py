@@ -52,6 +52,20 @@ class ToyModel:
         """The next token after each row."""
         return self.successors[token_ids, self.branch[positions]]
 
+    def outputs(
+        self,
+        token_ids: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int32],
+        top_k: int,
+    ) -> npt.NDArray[np.int32]:
+        """[n, 1 + top_k]: the next token after each row, then its successors, likeliest first."""
+        found = self.answer(token_ids, positions)[:, None]
+        if top_k == 0:
+            return found
+        likely = self.successors[token_ids]
+        columns = likely[:, np.arange(top_k) % likely.shape[1]]
+        return np.ascontiguousarray(np.hstack([found, columns]))
+
     def plain(self, prompt: list[int], count: int) -> list[int]:
         """`count` tokens of plain decoding."""
         output, token = [], prompt[-1]
@@ -97,10 +111,17 @@ class Loop:
             max_seq_len=len(model.branch) - MAX_PATH,
             max_new_tokens=max_new_tokens,
             max_path=MAX_PATH,
+            output_top_k=drafter.needs().top_k,
         )
         self.generated = 0
+        self._top_k = drafter.needs().top_k
+        if drafter.needs().prompt_outputs:
+            ids = np.array(self.prompt[:-1], dtype=np.int32)
+            places = np.arange(len(ids), dtype=np.int32)
+            self.session.observe_prompt(0, model.outputs(ids, places, self._top_k))
         self._block = np.zeros(self.session.plan_bytes, dtype=np.uint8)
-        self._output = np.zeros((1 + drafter.needs().max_nodes, 1), dtype=np.int32)
+        shape = (1 + drafter.needs().max_nodes, 1 + self._top_k)
+        self._output = np.zeros(shape, dtype=np.int32)
         self._views: dict[int, tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]] = {}
 
     def run_until(self, tokens: int) -> None:
@@ -135,7 +156,7 @@ class Loop:
         rows = self.session.plan(self._block)
         t1 = time.perf_counter_ns()
         output = self._output[:rows]
-        output[:, 0] = self.model.answer(*self._rows(rows))
+        output[:] = self.model.outputs(*self._rows(rows), self._top_k)
         if between is not None:
             between()
         t2 = time.perf_counter_ns()

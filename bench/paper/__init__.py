@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from bench.common import add_model_arguments, model_settings, positive
+from bench.common import add_model_arguments, choose_drafters, model_settings, positive
 from bench.paper import details, plots, speed
 from bench.paper.execute import Request, limited, run_all
 from bench.paper.plan import FULL, KINDS, METHODS, QUICK, Experiment, Scale, experiments
@@ -23,7 +23,6 @@ from bench.paper.write import write_report
 from bench.prompt_sets import PromptSet, add_prompt_set_arguments, load_sets
 from bench.report import Document, make_table
 from ptd_engine.cli.requests import chat_form
-from ptd_engine.drafters import resolve
 from ptd_engine.errors import ConfigError
 from ptd_engine.llm import LLM
 
@@ -79,7 +78,7 @@ def run(args: argparse.Namespace) -> Document:
         "chat_template": request.as_chat,
         "temperature": args.temperature,
         "seed": args.seed,
-        "experiments": {e.name: list(request.specs(e)) for e in plan},
+        "experiments": {e.name: [c.label for c in request.choices(e)] for e in plan},
     }
     mismatches = [(u.experiment, m) for u in units for m in u.mismatches]
     commits = sorted({unit.commit or "unknown" for unit in units})
@@ -159,8 +158,8 @@ def _request(
         drafter="none",
         generation_config="none",  # the settings are those of the command line alone
     )
-    for label in dict.fromkeys(label for e in plan for label in e.drafters):
-        resolve(label, base.model.device.type)  # a wrong one is named before anything runs
+    # A wrong one is named before anything runs.
+    choose_drafters([label for e in plan for label in e.drafters], base.model.device.type)
     model = {**model_settings(args, base.model), "weight_bytes": base.model.weight_bytes}
     few, all_of_them = limited(sets, scale.sweep_limit), limited(sets, scale.limit)
     return Request(

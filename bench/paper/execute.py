@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from bench.common import choose_drafters
+from bench.common import DrafterChoice, choose_drafters
 from bench.environment import git_state
 from bench.paired import PLAIN, PromptRuns, find_mismatches, generate, run_in_turn, warm_up
 from bench.paper.plan import PAPER_TREE, Experiment
@@ -18,7 +18,6 @@ from bench.paper.store import Store, Unit, settings_key
 from bench.prompt_sets import PromptSet, evenly
 from ptd_engine.cli.requests import encode
 from ptd_engine.config import SamplingParams
-from ptd_engine.drafters import DrafterConfig, DrafterSpec
 from ptd_engine.llm import LLM
 
 # What else is written where outputs are compared as texts; neither is to equal plain decoding's.
@@ -53,13 +52,13 @@ class Request:
             seed=self.seed,
         )
 
-    def specs(self, experiment: Experiment) -> dict[str, DrafterSpec]:
-        """Its drafters by label, each meaning once (on a GPU "ptd" is the paper's tree)."""
-        found: dict[str, DrafterSpec] = {}
+    def choices(self, experiment: Experiment) -> list[DrafterChoice]:
+        """Its drafters, each meaning once (on a GPU "ptd" is the paper's tree)."""
+        found: list[DrafterChoice] = []
         labels = [label for label in experiment.drafters if label != PLAIN]
         for choice in choose_drafters(labels, self.base.model.device.type):
-            if choice.spec not in found.values():
-                found[choice.label] = choice.spec
+            if choice.spec not in [other.spec for other in found]:
+                found.append(choice)
         return found
 
 
@@ -100,7 +99,7 @@ def _tasks(request: Request, experiment: Experiment) -> Iterator[_Task]:
         "model": request.model,
         "context": request.base.engine.max_seq_len,
         "experiment": experiment.name,
-        "drafters": {k: _described(v) for k, v in request.specs(experiment).items()},
+        "drafters": {c.label: c.as_json() for c in request.choices(experiment)},
         "max_new_tokens": request.max_new_tokens,
         "repeats": request.repeats,
         "seed": request.seed,
@@ -114,10 +113,6 @@ def _tasks(request: Request, experiment: Experiment) -> Iterator[_Task]:
             yield _Task(settings_key(shared | where), prompt)
 
 
-def _described(spec: DrafterSpec) -> object:
-    return asdict(spec) if isinstance(spec, DrafterConfig) else str(spec)
-
-
 def _run(
     request: Request, experiment: Experiment, pending: Sequence[_Task], commit: str | None
 ) -> Iterator[Unit]:
@@ -129,7 +124,10 @@ def _run(
     length = min(longest, base.engine.max_seq_len)
     engines = {
         label: LLM.from_model(base.model, base.tokenizer, max_seq_len=length, drafter=spec)
-        for label, spec in {PLAIN: PLAIN, **request.specs(experiment)}.items()
+        for label, spec in [
+            (PLAIN, PLAIN),
+            *((c.label, c.spec) for c in request.choices(experiment)),
+        ]
     }
     warm_up(engines, pending[0].prompt.prompt_ids, params)
     for index, task in enumerate(pending):

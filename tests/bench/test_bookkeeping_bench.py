@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ptd_engine.drafters import REGISTERED
+
 ROOT = Path(__file__).parents[2]
 SMALL = ("--warm-up", 4000, "--tokens", "100,2000", "--steps", 60)
 
@@ -34,6 +36,24 @@ def test_times_by_nodes_and_by_length(bench: Any) -> None:
     assert bar["nodes"] == 64 and bar["limit_us"] == 50
     assert bar["ok"] == (wide["filled"] and bar["total_us"] <= 50) == results["ok"]
     assert "plan + commit at 64 nodes" in output
+
+
+@pytest.mark.parametrize("drafter", [entry.name for entry in REGISTERED])
+def test_any_drafter_is_timed(bench: Any, drafter: str) -> None:
+    status, document, output = bench("bookkeeping", "--nodes", "8", *SMALL, "--drafter", drafter)
+    assert status == 0 and "by drafter" in output
+    (timed,) = document["results"]["by_drafter"]
+    assert timed["drafter"] == drafter and timed["warm_caches"]["total_us"] > 0
+    assert (timed["cold_caches"]["decoding_efficiency"] > 1) == (drafter != "none")
+
+
+def test_a_drafter_that_differs_is_not_timed(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench.toy import ToyModel
+
+    monkeypatch.setattr(ToyModel, "plain", lambda self, prompt, count: [0] * count)
+    _, document, output = bench("bookkeeping", "--nodes", "8", *SMALL, "--drafter", "ptd")
+    assert not document["correct"] and document["results"]["by_drafter"] == []
+    assert "DIFFERS from plain decoding with ptd at" in output
 
 
 def test_without_the_bars_size_there_is_no_verdict(bench: Any) -> None:
