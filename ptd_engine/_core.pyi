@@ -1,6 +1,6 @@
 """C++ core: trees, candidate pool, step plans, verification, sessions (see csrc/include/ptd)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
@@ -217,6 +217,50 @@ class SuffixDrafter(Drafter):
     def text_nodes(self) -> int: ...
     @property
     def indexed_tokens(self) -> int: ...
+
+NgramPool: TypeAlias = dict[int, list[tuple[int, ...]]]
+
+class LookaheadDrafter(Drafter):
+    """`pool`: keys and their tuples, both from the least to the most recently used; `window`: its
+    levels.
+    """
+
+    def __init__(
+        self,
+        level: int = 5,
+        window: int = 15,
+        guesses: int = 15,
+        prompt_ngrams: bool = False,
+        faithful: bool = False,
+        pool_max_keys: int = 4096,
+        seed: int = 0,
+    ) -> None: ...
+    @property
+    def pool(self) -> NgramPool: ...
+    @property
+    def window(self) -> list[list[int]]: ...
+
+class SelfDraftDrafter(Drafter):
+    """`pool` and `window`: see LookaheadDrafter. `corpus`: token -> n-grams that follow it."""
+
+    def __init__(
+        self,
+        branches: int = 6,
+        length: int = 6,
+        ngram: int = 4,
+        ngrams_per_key: int = 10,
+        corpus: Mapping[int, Sequence[Sequence[int]]] = {},
+        corpus_candidates: int = 3,
+        faithful: bool = False,
+        pool_max_keys: int = 4096,
+        seed: int = 0,
+    ) -> None: ...
+    @property
+    def pool(self) -> NgramPool: ...
+    @property
+    def window(self) -> list[list[int]]: ...
+    @property
+    def perturbations(self) -> list[list[int]]: ...
 
 class Session:
     """One request. `stop_check(token)` is asked about each output token in order, also within an

@@ -12,6 +12,7 @@ from ptd_engine.checks import MAX_SEED, check_bool, check_float, check_int
 from ptd_engine.errors import ConfigError
 
 MAX_TREE_NODES = 256  # rows of one step, root included
+MAX_TREE_DEPTH = 64  # hops from the root to the deepest row
 _MOST_KEYS = 1 << 24
 
 
@@ -24,6 +25,14 @@ def check_rows(field: str, rows: int, formula: str) -> None:
         )
 
 
+def _window_rows(levels: int, columns: int) -> list[int]:
+    """Rows of a level window with 1, 2, ... `levels` levels; the last is the full one's."""
+    return [
+        columns + levels - 1 - filled + (filled - 1) * (columns + levels - filled)
+        for filled in range(1, levels + 1)
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class LookaheadConfig:
     """Lookahead decoding (LADE; Fu et al., 2024): n-grams of a Jacobi window, verified as chains.
@@ -32,14 +41,14 @@ class LookaheadConfig:
         level: length N of an n-gram, its key included; the window holds N - 1 levels. 3 to 16.
         window: columns W of the window.
         guesses: n-grams G kept for one last token and verified as chains, least recently used out.
-        prompt_ngrams: put the n-grams of the prompt into the pool at the beginning.
+        prompt_ngrams: put the n-grams of prompt and output into the pool too.
         faithful: credit at most N - 1 tokens a step, as the released program does, which drops the
             model's own token behind a chain that was accepted whole.
         pool_max_keys: last tokens the pool keeps, least recently used out.
         seed: of the window's first tokens, drawn from the prompt.
 
     Raises:
-        ConfigError: a value is out of range, or one step would exceed 256 rows.
+        ConfigError: a value is out of range, or one step would exceed 256 rows or 64 in depth.
     """
 
     level: int = 5
@@ -59,9 +68,16 @@ class LookaheadConfig:
         check_int("pool_max_keys", self.pool_max_keys, 1, _MOST_KEYS)
         check_int("seed", self.seed, 0, MAX_SEED)
         n, w, g = self.level, self.window, self.guesses
-        # The window's first level has N - 3 columns more, of which the last levels hang.
-        rows = (w + n - 3) + (n - 2) * w + g * (n - 1)
-        check_rows("LookaheadConfig", rows, "(N-1)*W + N-3 of the window, G*(N-1) of the guesses")
+        depth = w + n - 3  # of the window's first chain, and of its last level
+        if depth > MAX_TREE_DEPTH:
+            limit = f"at most {MAX_TREE_DEPTH - n + 3} at level={n}: a step's tree has 64 levels"
+            raise ConfigError.for_field("window", w, limit)
+        rows = _window_rows(n - 1, w)
+        check_rows(
+            "LookaheadConfig",
+            max(*rows, rows[-1] + g * (n - 1)),
+            "(N-1)*W - 1 of the window, G*(N-1) of the guesses",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +85,18 @@ class SelfDraftConfig:
     """Self-Draft (Gao et al., 2024): branches drafted beside the text, their n-grams verified.
 
     Attributes:
-        branches: drafted beside each other.
-        length: tokens of a branch.
-        ngram: length of the n-grams taken from branches, context and predictions; key included.
-        ngrams_per_key: n-grams kept for one last token, least recently used out.
-        corpus: path of a JSON file {"token id": [[token ids of an n-gram], ...]}; None: none.
-        corpus_candidates: chains a step taken from the corpus.
+        branches: drafted beside each other; one continues the text, the others begin with one or
+            two tokens of the prompt that perturb it.
+        length: tokens of a branch that begins with two. 3 to 64.
+        ngram: tokens of the n-grams taken from branches, context and predictions, the last token
+            that they are kept for not counted. 2 to length - 1.
+        ngrams_per_key: n-grams kept for one last token and verified as chains, least recently used
+            out.
+        corpus: path of a JSON file {"token id": [[the `ngram` token ids that follow], ...]}, the
+            likeliest first; None: none. It is read once, when the drafter is made.
+        corpus_candidates: chains a step taken from the corpus, those the cache has left out.
+        faithful: credit at most `ngram` tokens a step, as the released program does, which drops
+            the model's own token behind a chain that was accepted whole.
         pool_max_keys: last tokens the cache keeps, least recently used out.
         seed: of the tokens that branches begin with, drawn from the prompt.
 
@@ -88,22 +110,28 @@ class SelfDraftConfig:
     ngrams_per_key: int = 10
     corpus: str | None = None
     corpus_candidates: int = 3
+    faithful: bool = False
     pool_max_keys: int = 4096
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_int("branches", self.branches, 1, 64)
-        check_int("length", self.length, 2, 64)
-        check_int("ngram", self.ngram, 2, 16)
+        check_int("length", self.length, 3, 64)
+        check_int("ngram", self.ngram, 2, self.length - 1, "A branch must hold an n-gram.")
         check_int("ngrams_per_key", self.ngrams_per_key, 1, MAX_TREE_NODES)
         if self.corpus is not None and not isinstance(self.corpus, str):
             raise ConfigError.for_field("corpus", self.corpus, "a path as a string, or None")
         check_int("corpus_candidates", self.corpus_candidates, 0, MAX_TREE_NODES)
+        check_bool("faithful", self.faithful)
         check_int("pool_max_keys", self.pool_max_keys, 1, _MOST_KEYS)
         check_int("seed", self.seed, 0, MAX_SEED)
-        chains = self.ngrams_per_key + (self.corpus_candidates if self.corpus else 0)
-        rows = self.branches * self.length + chains * (self.ngram - 1)
-        check_rows("SelfDraftConfig", rows, "branches*length and the chains of the cache")
+        chains = self.ngrams_per_key + (self.corpus_candidates if self.corpus is not None else 0)
+        rows = _window_rows(self.length - 1, self.branches)
+        check_rows(
+            "SelfDraftConfig",
+            self.branches - 1 + max(*rows, rows[-1] + chains * self.ngram),
+            "branches*length - 2 of the branches, ngram of each chain",
+        )
 
 
 @dataclass(frozen=True, slots=True)

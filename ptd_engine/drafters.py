@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 
 from . import _core
 from .config import PTDConfig
+from .corpus_file import read_corpus
 from .drafter_configs import (
     LookaheadConfig,
     PromptLookupConfig,
@@ -61,6 +62,11 @@ def _from_settings(drafter: Callable[..., _core.Drafter]) -> Callable[..., _core
     return lambda config, _eos_ids: drafter(**asdict(config))
 
 
+def _make_self_draft(config: SelfDraftConfig, _eos_ids: Sequence[int]) -> _core.Drafter:
+    corpus = {} if config.corpus is None else read_corpus(config.corpus, config.ngram)
+    return _core.SelfDraftDrafter(**{**asdict(config), "corpus": corpus})
+
+
 REGISTERED = (
     DrafterEntry(
         "none",
@@ -86,6 +92,18 @@ REGISTERED = (
         "the most frequent continuations of the longest suffixes seen before",
         SuffixConfig,
         _from_settings(_core.SuffixDrafter),
+    ),
+    DrafterEntry(
+        "lookahead",
+        "n-grams of a Jacobi window (LADE)",
+        LookaheadConfig,
+        _from_settings(_core.LookaheadDrafter),
+    ),
+    DrafterEntry(
+        "self-draft",
+        "n-grams of branches drafted beside the text, of the context and of a corpus",
+        SelfDraftConfig,
+        _make_self_draft,
     ),
 )
 

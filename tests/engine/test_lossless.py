@@ -33,6 +33,9 @@ TREES = {
     "prompt lookup": "prompt-lookup",
     "token recycling": "token-recycling:max_candidate_nodes=16",
     "suffix": "suffix:max_candidate_nodes=16,index_tokens=200",
+    "lookahead": "lookahead:level=4,window=5,guesses=5",
+    "lookahead faithful": "lookahead:level=4,window=5,guesses=5,faithful=true,prompt_ngrams=true",
+    "self-draft": "self-draft:branches=4,length=5",
 }
 PROMPTS = ([5, 9, 11, 3, 9, 11, 3, 9], [42], list(range(3, 33)))
 

@@ -44,7 +44,8 @@ PYTHON_RULES: Mapping[str, Rule] = {
     "metrics": _rule({"errors"}),
     "outputs": _rule({"errors", "config", "metrics"}),
     # 5: siblings, except that a tokenizer may be read from a checkpoint's header
-    "drafters": _rule(_BASE | {"_core", "drafter_configs"}),
+    "corpus_file": _rule({"errors", "checks"}),
+    "drafters": _rule(_BASE | {"_core", "drafter_configs", "corpus_file"}),
     "kernels": _rule(_BASE | {"_core"}, "torch", "numpy"),  # of _core the CPU kernels
     "checkpoint": _rule(_BASE, "torch", "numpy", "safetensors", "gguf"),
     "demo_model": _rule(_BASE),
