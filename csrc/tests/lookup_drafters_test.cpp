@@ -2,6 +2,7 @@
 // requests with one drafter, a long text. What they propose is compared with a reference in Python.
 #include <algorithm>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -110,44 +111,85 @@ void candidates_are_accepted() {
   CHECK(accepted(std::make_shared<ptd::SuffixDrafter>(ptd::SuffixOptions{})) > 80);
 }
 
-// The tree of a random text over few tokens, where every kind of move happens; against counting.
-void suffix_counts_are_those_of_the_text() {
+struct Next {
+  TokenId token;
+  int count;
+  std::ptrdiff_t last;  // where it followed last
+};
+
+// By searching the text: how often its last `length` tokens occur, and what follows them, in the
+// order that the tree promises.
+std::pair<int, std::vector<Next>> searched(const std::vector<TokenId>& text, int length) {
+  int count = 0;
+  std::vector<Next> found;
+  for (auto at = text.begin(); text.end() - at >= length; ++at) {
+    if (!std::equal(text.end() - length, text.end(), at)) continue;
+    ++count;
+    if (text.end() - at == length) continue;
+    const TokenId token = at[length];
+    auto next = std::find_if(found.begin(), found.end(),
+                             [&](const Next& other) { return other.token == token; });
+    if (next == found.end()) next = found.insert(found.end(), {token, 0, 0});
+    ++next->count;
+    next->last = at - text.begin();
+  }
+  std::sort(found.begin(), found.end(), [](const Next& a, const Next& b) {
+    return a.count != b.count ? a.count > b.count : a.last > b.last;
+  });
+  return {count, found};
+}
+
+// Over few tokens, with and without repetitions, every kind of move happens.
+void the_suffix_tree_counts_what_is_in_the_text() {
+  using Place = ptd::SuffixTree::Place;
   for (const int depth : {2, 5, 9}) {
     ptd::SuffixTree tree(depth);
-    for (int round = 0; round < 2; ++round) {
+    for (const int tokens : {3, 9}) {
       tree.clear();
       std::vector<TokenId> text;
       std::uint32_t random = 7;
       for (int i = 0; i < 400; ++i) {
         random = random * 1664525u + 1013904223u;
-        text.push_back(static_cast<TokenId>((random >> 24) % (i % 100 < 50 ? 3 : 1)));
+        text.push_back(i % 100 < 70 ? static_cast<TokenId>((random >> 24) % tokens) : 0);
         tree.append(text.back());
-        CHECK(tree.node_count() <= 1 + 2 * text.size());
         const int longest = std::min(depth, i + 1);
         CHECK(tree.open_suffixes() == longest);
         for (int length = 1; length <= longest; ++length) {
-          const auto begin = text.end() - length;
-          int count = 0;
-          for (auto at = text.begin(); text.end() - at >= length; ++at) {
-            count += std::equal(begin, text.end(), at) ? 1 : 0;
+          const Place place = tree.suffix(length);
+          const auto expected = searched(text, length);
+          CHECK(tree.count(place) == expected.first);
+          Place walked;
+          for (auto at = text.end() - length; at != text.end(); ++at) {
+            CHECK(tree.advance(walked, *at));
           }
-          CHECK(tree.count(tree.suffix(length)) == count);
-          ptd::SuffixTree::Place walked;
-          for (auto at = begin; at != text.end(); ++at) CHECK(tree.advance(walked, *at));
-          CHECK(walked.node == tree.suffix(length).node && walked.above == 0);
+          CHECK(walked.node == place.node && walked.above == 0);
+          std::size_t i_next = 0;
+          tree.for_each_next(place, [&](Place next, TokenId token) {
+            CHECK(i_next < expected.second.size());
+            CHECK(token == expected.second[i_next].token);
+            CHECK(tree.count(next) == expected.second[i_next].count);
+            ++i_next;
+            return true;
+          });
+          CHECK(i_next == (length < depth ? expected.second.size() : 0));
         }
       }
     }
   }
 }
 
-void memory_is_used_again() {
-  ptd::SuffixTree tree(16);
+void the_suffix_tree_is_bounded_and_its_memory_used_again() {
+  ptd::SuffixTree tree(64);
   std::size_t capacity = 0;
   for (int round = 0; round < 4; ++round) {
     tree.clear();
-    for (int i = 0; i < 20000; ++i) tree.append((i * i + i / 7) % 97);
-    CHECK(tree.node_count() <= 1 + 2 * tree.text_size());
+    // Without folding, the copies would have a node for each token of each suffix.
+    for (int copy = 0; copy < 3; ++copy) {
+      for (int i = 0; i < 1000; ++i) {
+        tree.append((i * i + i / 7) % 997);
+        CHECK(tree.node_count() <= 1 + 2 * tree.text_size());
+      }
+    }
     if (round == 1) capacity = tree.capacity();
     CHECK(round < 2 || tree.capacity() == capacity);
   }
@@ -158,6 +200,6 @@ void memory_is_used_again() {
 int main() {
   every_drafter_equals_plain();
   candidates_are_accepted();
-  suffix_counts_are_those_of_the_text();
-  memory_is_used_again();
+  the_suffix_tree_counts_what_is_in_the_text();
+  the_suffix_tree_is_bounded_and_its_memory_used_again();
 }
