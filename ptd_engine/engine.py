@@ -16,6 +16,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from ptd_engine import _core
+from ptd_engine.checks import as_int
 from ptd_engine.config import ResolvedParams, SamplingParams
 from ptd_engine.errors import ConfigError, EngineError, PromptError
 from ptd_engine.metrics import GenerationStats
@@ -95,10 +96,10 @@ class Engine:
                 "Shorten the prompt or load the model with a larger max_seq_len."
             )
         for index, token in enumerate(prompt):
-            # numpy's integers count as integers, bool and float do not.
-            if isinstance(token, bool) or not hasattr(token, "__index__"):
+            number = as_int(token)
+            if number is None:
                 raise PromptError.for_field(f"prompt[{index}]", token, "an integer token id")
-            if not 0 <= token < self.vocab_size:
+            if not 0 <= number < self.vocab_size:
                 raise PromptError.for_field(
                     f"prompt[{index}]", token, f"a token id from 0 to {self.vocab_size - 1}"
                 )
@@ -229,15 +230,23 @@ class Generation:
             raise EngineError("This generation is at a step already: read it from one place.")
         try:
             step = self._advance()
-        except BaseException:  # the end of the output among them
+        except BaseException as error:
             self._closed = True
             self._give_back()
+            if isinstance(error, StopIteration):  # a user's own, which would end a `for` in silence
+                raise EngineError(
+                    "A function of the request (logits_processor, stop check, drafter) raised "
+                    "StopIteration, which would look like the end of the output: an iterator that "
+                    "it reads by next() is exhausted. Give next() a default."
+                ) from error
             raise
         finally:
             self._turn.release()
         # Also if `close` came during the step: whoever comes last gives the engine back.
-        if self._closed or self.finish_reason is not None:
+        if step is None or self._closed or self.finish_reason is not None:
             self.close()
+        if step is None:
+            raise StopIteration
         return step
 
     def close(self) -> None:
@@ -327,16 +336,17 @@ class Generation:
         )
         return rules if rules.active else None
 
-    def _advance(self) -> StepTokens:
+    def _advance(self) -> StepTokens | None:
+        """The next step; None at the end of the output and for a request that was cancelled."""
         if self._closed or self.finish_reason is not None:
-            raise StopIteration
+            return None
         if self._session is None:
             self._start()
         else:
             self._engine._turnstile.passed_on()
         session = self._session
         if session is None or session.finished or self._closed:
-            raise StopIteration
+            return None
         start = time.perf_counter()
         step = self._step(session)
         self._total_s += time.perf_counter() - start

@@ -122,6 +122,8 @@ def test_what_is_no_streamer(llm: LLM, streamer: object) -> None:
         (None, "prompt=None"),
         (0, "prompt=0 "),
         ([0.0], r"prompt\[0\]=0.0 .*integer token id"),
+        ([torch.tensor(0.5)], r"prompt\[0\]=tensor\(0.5000\) .*integer token id"),
+        ([0, np.array([1, 2])], r"prompt\[1\]=array.*integer token id"),
         ([0, 10**6], r"prompt\[1\]=1000000 .*from 0 to 5"),
     ],
 )

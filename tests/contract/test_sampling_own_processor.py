@@ -154,6 +154,16 @@ def test_its_own_exception_passes_with_a_note_and_the_engine_goes_on() -> None:
     assert run(engine, params).token_ids == oracle(MODEL, params)
 
 
+@pytest.mark.parametrize("left", [0, 3])
+def test_an_iterator_of_its_own_that_runs_out_does_not_look_like_the_end(left: int) -> None:
+    engine, biases = engine_over(MODEL, drafters([])["paper"]), iter([0.0] * left)
+    with pytest.raises(EngineError, match=r"logits_processor.*StopIteration"):
+        run(engine, SamplingParams(logits_processor=lambda ids, logits: logits + next(biases)))
+    assert list(engine.last) == []
+    params = SamplingParams(max_new_tokens=9)
+    assert run(engine, params).token_ids == oracle(MODEL, params)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_an_unusable_result_names_the_step(bad: float) -> None:
     def spoil(ids: Sequence[int], logits: Tensor) -> Tensor:
