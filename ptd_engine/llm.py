@@ -277,8 +277,8 @@ class LLM:
             BusyError: see `from_pretrained`.
             EngineError: the model's output is not finite, or that of a logits_processor no logits.
         """
-        _refuse("generate", unknown)
         with Feed(streamer) as feed:
+            _refuse("generate", unknown)
             return self._last_output(self.encode(prompt), params, feed)
 
     def stream(
@@ -314,9 +314,9 @@ class LLM:
             PromptError: no messages, the model has no chat template, or the template does not know
                 a role, a key, tools or a variable.
         """
-        _refuse("chat", unknown)
-        prompt = self.encode_chat(messages, tools=tools, template_kwargs=template_kwargs)
-        with Feed(streamer) as feed:
+        with Feed(streamer) as feed:  # around all that may fail: somebody may wait for the end
+            _refuse("chat", unknown)
+            prompt = self.encode_chat(messages, tools=tools, template_kwargs=template_kwargs)
             return self._last_output(prompt, params, feed)
 
     def stream_chat(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 from torch import Tensor
 from transformers import TextIteratorStreamer, TextStreamer
 
-from ptd_engine import ConfigError, PromptError, SamplingParams
+from ptd_engine import LLM, ConfigError, PromptError, SamplingParams
 
 from .conftest import EOS, ids_of, toy
 
@@ -67,6 +68,24 @@ def test_an_error_ends_the_stream_too(prompt: list[int]) -> None:
     recorder = Recorder()
     with pytest.raises(PromptError):
         toy(PIECES).generate(prompt, PARAMS, streamer=recorder)
+    assert (recorder.puts, recorder.ends) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda llm, recorder: llm.chat([], streamer=recorder),
+        lambda llm, recorder: llm.chat([], streamer=recorder, max_tokens=1),
+        lambda llm, recorder: llm.generate([0], streamer=recorder, max_tokens=1),
+    ],
+    ids=["messages", "chat's argument", "generate's argument"],
+)
+def test_an_error_before_there_is_a_prompt_ends_it_too(
+    call: Callable[[LLM, Recorder], object],
+) -> None:
+    recorder = Recorder()
+    with pytest.raises((PromptError, ConfigError)):
+        call(toy(PIECES), recorder)
     assert (recorder.puts, recorder.ends) == ([], 1)
 
 
