@@ -41,10 +41,15 @@ def check_float(field: str, value: object, low: float, high: float, hint: str = 
         ConfigError: it is no number (a bool is none), or not from `low` to `high`.
     """
     ok = isinstance(value, Real) and not isinstance(value, bool)  # numpy's numbers are Real
+    if ok and not isinstance(value, int):  # numpy's halves cannot hold the bounds
+        try:
+            value = float(value)  # type: ignore[arg-type]
+        except OverflowError:  # a fraction
+            ok = False
     if not ok or not low <= value <= high:  # type: ignore[operator]  # NaN fails both bounds
         limit = f"a finite number from {low:g} to {high:g}"
         raise ConfigError.for_field(field, value, limit, hint)
-    return value if isinstance(value, int) else float(value)  # type: ignore[arg-type]
+    return value  # type: ignore[return-value]
 
 
 def check_bool(field: str, value: object) -> None:

@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from ptd_engine.checks import MAX_SEED, MAX_TOKEN_ID, SEED_HINT, as_int, check_float, check_int
@@ -235,10 +236,12 @@ class SamplingParams:
         plain: dict[int, float] = {}
         for key, bias in self.logit_bias.items():
             token = check_int("logit_bias", key, 0, MAX_TOKEN_ID, "Its keys are token ids.")
-            if not (isinstance(bias, float) and bias == -math.inf):
+            given: object = bias
+            if isinstance(given, Real) and given == -math.inf:
+                plain[token] = -math.inf
+            else:
                 field = f"logit_bias[{token}]"
-                bias = check_float(field, bias, -_MAX_BIAS, _MAX_BIAS, "-inf forbids it.")
-            plain[token] = bias
+                plain[token] = check_float(field, bias, -_MAX_BIAS, _MAX_BIAS, "-inf forbids it.")
         self._set("logit_bias", plain)
 
     def _check_contradictions(self) -> None:

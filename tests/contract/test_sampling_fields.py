@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickle
 import random
+import warnings
 from dataclasses import fields, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -138,6 +140,20 @@ def test_numbers_of_numpy_count_and_are_kept_as_plain_ones() -> None:
     for field in fields(SamplingParams):
         assert type(getattr(given, field.name)) is type(getattr(plain, field.name))
     assert answer(stop_token_ids=[np.int64(5)], seed=np.int32(4)).token_ids
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_every_width_of_numpy_s_numbers_is_compared_with_the_bounds(kind: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a half cannot hold the largest temperature
+        given = SamplingParams(temperature=kind(0.5), logit_bias={3: kind(-INF), 4: kind(2)})
+        beyond: list[Any] = [kind(INF), kind(NAN), Fraction(10**400)]
+        for bad in beyond:
+            with pytest.raises(ConfigError, match="temperature="):
+                SamplingParams(temperature=bad)
+    assert given == SamplingParams(temperature=0.5, logit_bias={3: -INF, 4: 2.0})
+    assert given.logit_bias is not None
+    assert [type(bias) for bias in given.logit_bias.values()] == [float, float]
 
 
 def test_what_the_caller_changes_afterwards_changes_nothing() -> None:
