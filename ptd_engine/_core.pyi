@@ -218,6 +218,46 @@ class SuffixDrafter(Drafter):
     @property
     def indexed_tokens(self) -> int: ...
 
+class HybridDrafter(Drafter):
+    def __init__(
+        self,
+        max_candidate_nodes: int = 64,
+        auto_budget: bool = False,
+        max_draft_nodes: int = 0,
+        width: int = 1,
+        depth: int = 6,
+        successors: int = 8,
+        prompt_outputs: bool = False,
+        keep_statistics: bool = False,
+        table_entries: int = 32768,
+        sources: int = 0xFFFFFFFF,
+        seed: int = 0,
+        cost_curve: Sequence[float] = (),
+        eos_ids: Sequence[int] = (),
+    ) -> None: ...
+    @property
+    def budgets(self) -> list[int]:
+        """Candidates of each step of this request."""
+    def step_seconds(self, rows: int) -> float:
+        """What a step of so many rows takes, as learned from the steps so far."""
+    @property
+    def nodes(self) -> list[tuple[int, int, float, int, bool]]:
+        """The last step's candidates, row 1 first: (token, parent row, probability that the path is
+        accepted, bits of the sources that proposed it, whether it was accepted).
+        """
+    @property
+    def source_counts(self) -> dict[str, tuple[int, int, int]]:
+        """Of this request, by source: nodes it proposed, those accepted, and those of them that no
+        other source proposed.
+        """
+    @property
+    def reliability(self) -> tuple[list[int], list[float], list[int]]:
+        """Predictions by tenths of probability: how many, their sum, how many came true."""
+    @property
+    def acceptance_state(self) -> list[float]:
+        """All that was learned about the sources."""
+    def load_acceptance_state(self, state: Sequence[float]) -> None: ...
+
 NgramPool: TypeAlias = dict[int, list[tuple[int, ...]]]
 
 class LookaheadDrafter(Drafter):

@@ -208,3 +208,49 @@ class SuffixConfig:
         check_float("min_probability", self.min_probability, 0.0, 1.0)
         check_bool("as_tree", self.as_tree)
         check_int("index_tokens", self.index_tokens, 0, 1 << 26)
+
+
+@dataclass(frozen=True, slots=True)
+class HybridConfig:
+    """Hybrid drafting: one tree from many sources, best path first.
+
+    Sources are the n-grams of prompt and output, the model's likeliest tokens last seen after the
+    last one to four tokens (in any row of any step), its runners-up, and PTD's draft tree where it
+    has rows. How far each is to be believed is learned during the request.
+
+    Attributes:
+        max_candidate_nodes: nodes of a step's tree.
+        max_draft_nodes: rows of PTD's draft tree besides, 0 for none. They only pay in later steps.
+        width, depth: of that tree, see PTDConfig.
+        successors: likeliest tokens remembered of a row, 1 to 8.
+        prompt_outputs: remember those of the prompt's rows, too: better drafts in the first steps
+            for a longer prefill.
+        keep_statistics: what was learned about the sources stays from one request to the next.
+        table_entries: contexts that each of two tables remembers; least recently used out.
+        seed: of the draft tree's first tokens, drawn from the prompt.
+
+    Raises:
+        ConfigError: a value is out of range, or one step would exceed 256 rows.
+    """
+
+    max_candidate_nodes: int = 64
+    max_draft_nodes: int = 0
+    width: int = 1
+    depth: int = 6
+    successors: int = 8
+    prompt_outputs: bool = False
+    keep_statistics: bool = False
+    table_entries: int = 32768
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_int("max_candidate_nodes", self.max_candidate_nodes, 1, MAX_TREE_NODES - 1)
+        room = MAX_TREE_NODES - 1 - self.max_candidate_nodes
+        check_int("max_draft_nodes", self.max_draft_nodes, 0, room)
+        check_int("width", self.width, 1, 64)
+        check_int("depth", self.depth, 1, 64)
+        check_int("successors", self.successors, 1, 8)
+        check_bool("prompt_outputs", self.prompt_outputs)
+        check_bool("keep_statistics", self.keep_statistics)
+        check_int("table_entries", self.table_entries, 16, 1 << 24)
+        check_int("seed", self.seed, 0, MAX_SEED)

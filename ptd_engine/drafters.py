@@ -13,6 +13,7 @@ from . import _core
 from .config import PTDConfig
 from .corpus_file import read_corpus
 from .drafter_configs import (
+    HybridConfig,
     LookaheadConfig,
     PromptLookupConfig,
     SelfDraftConfig,
@@ -28,6 +29,7 @@ DrafterConfig = (
     | PromptLookupConfig
     | TokenRecyclingConfig
     | SuffixConfig
+    | HybridConfig
 )
 DrafterSpec = str | DrafterConfig | _core.Drafter
 
@@ -56,6 +58,10 @@ class DrafterEntry:
 
 def _make_ptd(config: PTDConfig, eos_ids: Sequence[int]) -> _core.Drafter:
     return _core.PTDDrafter(**asdict(config), eos_ids=list(eos_ids))
+
+
+def _make_hybrid(config: HybridConfig, eos_ids: Sequence[int]) -> _core.Drafter:
+    return _core.HybridDrafter(**asdict(config), eos_ids=list(eos_ids))
 
 
 def _from_settings(drafter: Callable[..., _core.Drafter]) -> Callable[..., _core.Drafter]:
@@ -104,6 +110,12 @@ REGISTERED = (
         "n-grams of branches drafted beside the text, of the context and of a corpus",
         SelfDraftConfig,
         _make_self_draft,
+    ),
+    DrafterEntry(
+        "hybrid",
+        "one tree of the likeliest tokens from many sources, which learns whom to believe",
+        HybridConfig,
+        _make_hybrid,
     ),
 )
 

@@ -14,6 +14,7 @@ void bind_trees(pybind11::module_& m);
 void bind_session(pybind11::module_& m);
 void bind_ptd_drafter(pybind11::module_& m);  // after bind_session, which has Drafter
 void bind_lookup_drafters(pybind11::module_& m);
+void bind_hybrid_drafter(pybind11::module_& m);
 void bind_window_drafters(pybind11::module_& m);  // after bind_session
 void bind_cpu(pybind11::module_& m);
 

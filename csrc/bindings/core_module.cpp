@@ -9,6 +9,7 @@ PYBIND11_MODULE(_core, m) {
   ptd::bind_session(m);
   ptd::bind_ptd_drafter(m);
   ptd::bind_lookup_drafters(m);
+  ptd::bind_hybrid_drafter(m);
   ptd::bind_window_drafters(m);
   ptd::bind_cpu(m);
 }

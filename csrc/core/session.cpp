@@ -170,6 +170,7 @@ int Session::plan(unsigned char* block, std::size_t block_size) {
              params_.min_p, params_.seed, successor_top_p_},
             bucket_, limits_.max_path, block);
   planned_ = true;
+  planned_at_ = std::chrono::steady_clock::now();
   return bucket_;
 }
 
@@ -298,6 +299,7 @@ void Session::throw_not_finite() const {
 template <typename Emit>
 StepResult Session::finish_step(Span<const TokenId> output, const Emit& emit_step) {
   planned_ = false;
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - planned_at_;
   const auto before = tokens_.size();
   int accepted = 0;
   Span<const TokenId> new_tokens;
@@ -306,7 +308,7 @@ StepResult Session::finish_step(Span<const TokenId> output, const Emit& emit_ste
     path_.resize(static_cast<std::size_t>(accepted));
     new_tokens = {tokens_.data() + before, tokens_.size() - before};
     const DrafterLease lease(*drafter_, serial_, /*begins=*/false);
-    drafter_->observe({&tree_, output, 1 + limits_.top_k, path_, new_tokens});
+    drafter_->observe({&tree_, output, 1 + limits_.top_k, path_, new_tokens, seconds.count()});
   } catch (...) {
     failed_ = true;
     finish_reason_ = FinishReason::kNone;

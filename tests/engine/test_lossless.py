@@ -32,6 +32,8 @@ TREES = {
     "chained": PTDConfig(layout="chained", recycle_verified=True),
     "prompt lookup": "prompt-lookup",
     "token recycling": "token-recycling:max_candidate_nodes=16",
+    "hybrid": "hybrid:max_candidate_nodes=16",
+    "hybrid with drafts": "hybrid:max_draft_nodes=8,prompt_outputs=true",
     "suffix": "suffix:max_candidate_nodes=16,index_tokens=200",
     "lookahead": "lookahead:level=4,window=5,guesses=5",
     "lookahead faithful": "lookahead:level=4,window=5,guesses=5,faithful=true,prompt_ngrams=true",

@@ -29,6 +29,7 @@ struct StepOutcome {
   int stride = 1;                  // 1 + top_k
   Span<const NodeId> accepted;     // rows of the accepted path, root excluded
   Span<const TokenId> new_tokens;  // tokens the step added to the output
+  double seconds = 0.0;            // from the end of plan() to commit(): what the rows cost
 
   TokenId next_token(NodeId row) const { return outputs[static_cast<std::size_t>(row * stride)]; }
 };

@@ -3,6 +3,7 @@
 // It knows no tensors: the caller owns the memory of plan and output.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <vector>
 
@@ -130,6 +131,7 @@ class Session {
   std::vector<TokenId> tokens_;
   TreeBuilder tree_;
   bool planned_ = false;
+  std::chrono::steady_clock::time_point planned_at_;
   bool failed_ = false;
   std::uint64_t serial_;  // names this session to its drafter
   int bucket_ = 0;

@@ -68,6 +68,7 @@ class TreeBuilder {
   int size() const { return static_cast<int>(tokens_.size()); }
   int n_verify() const { return n_verify_; }
   int room() const { return max_nodes_ - size(); }
+  int max_depth() const { return max_depth_; }  // of a row of this step
   TokenId token(NodeId row) const { return tokens_[static_cast<std::size_t>(row)]; }
   NodeId parent(NodeId row) const { return parents_[static_cast<std::size_t>(row)]; }
   int depth(NodeId row) const { return depths_[static_cast<std::size_t>(row)]; }
