@@ -1,5 +1,5 @@
-// What AcceptanceModel begins with: learned on 32 chat prompts (8 of each of MT-Bench, GSM8K,
-// HumanEval, MBPP), SmolLM2-135M-Instruct, greedy. Written by a program: see bench/priors.py.
+// What AcceptanceModel begins with: learned on 32 chat prompts (gsm8k_100, humaneval, mbpp_100,
+// mt_bench), model "demo", greedy, 2 passes. Written by bench/priors.py.
 #pragma once
 
 namespace ptd {
