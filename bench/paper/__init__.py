@@ -38,6 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--quick", action="store_true", help="few prompts, short outputs, fewer trees"
     )
     parser.add_argument("--resume", action="store_true", help="go on with the runs in --out")
+    parser.add_argument(
+        "--sweep-limit",
+        type=positive,
+        metavar="K",
+        help="prompts of each set for everything but the comparison of methods (default: --limit)",
+    )
     parser.add_argument("--max-new-tokens", type=positive, metavar="N")
     parser.add_argument("--repeats", type=positive, metavar="R")
     parser.add_argument("--temperature", type=float, default=0.8, help="of the sampled part")
@@ -136,6 +142,8 @@ def _scale(args: argparse.Namespace) -> Scale:
     if args.limit is not None:
         sweep = args.limit if scale.sweep_limit is None else min(args.limit, scale.sweep_limit)
         scale = replace(scale, limit=args.limit, sweep_limit=sweep)
+    if args.sweep_limit is not None:
+        scale = replace(scale, sweep_limit=args.sweep_limit)
     return replace(
         scale,
         max_new_tokens=args.max_new_tokens or scale.max_new_tokens,
