@@ -11,7 +11,13 @@ LOOKAHEAD, SELF_DRAFT = "lookahead", "self-draft"
 # The paper's method, what it compares with, and the other methods without training. "ptd" alone is
 # this engine's own choice for the device.
 METHODS = (
-    *(PAPER_TREE, "ptd", LOOKAHEAD, SELF_DRAFT, "prompt-lookup", "token-recycling", "suffix"),
+    PAPER_TREE,
+    "ptd",
+    LOOKAHEAD,
+    SELF_DRAFT,
+    "prompt-lookup",
+    "token-recycling",
+    "suffix",
     "hybrid",
 )
 _ROOMY = "max_draft_nodes=190,max_candidate_nodes=60"  # no tree of a sweep meets the cap
