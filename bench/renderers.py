@@ -35,30 +35,30 @@ def _checked(document: Document) -> Document:
 
 
 def render_headline(documents: Sequence[Document]) -> str:
-    """The first drafter of a `decode` document by prompt set, with its conditions."""
+    """The drafters of a `decode` document by prompt set, with its conditions."""
     document = _checked(documents[0])
     settings = document["settings"]
     rows = []
     for entry in document["results"]["sets"]:
-        plain, drafted = entry["plain"], entry["drafters"][0]
         name = entry["prompt_set"]
-        rows.append(
-            [
-                f"{'**all**' if name == 'total' else _LABELS.get(name, name)} ({entry['prompts']})",
-                f"{plain['tokens_per_second']:.1f}",
-                f"{drafted['tokens_per_second']:.1f}",
-                f"{drafted['speedup']:.2f}x",
-                f"{drafted['decoding_efficiency']:.2f}",
-            ]
-        )
-    columns = ("prompts", "plain, tokens/s", "PTD, tokens/s", "speed-up", "tokens a step")
-    drafter = document["results"]["sets"][0]["drafters"][0]["drafter"]
+        row = [
+            f"{'**all**' if name == 'total' else _LABELS.get(name, name)} ({entry['prompts']})",
+            f"{entry['plain']['tokens_per_second']:.1f}",
+        ]
+        for drafted in entry["drafters"]:
+            row += [f"{drafted['tokens_per_second']:.1f}", f"{drafted['speedup']:.2f}x"]
+        rows.append(row)
+    labels = [drafted["drafter"] for drafted in document["results"]["sets"][0]["drafters"]]
+    columns = ["prompts", "plain, tokens/s"]
+    for label in labels:
+        columns += [f"`{label.partition(':')[0]}`, tokens/s", "speed-up"]
+    drafters = " and ".join(f"`{label}`" for label in labels)
     return "\n\n".join(
         [
             _table(columns, rows),
             f"SmolLM2-135M-Instruct in {settings['dtype']}, greedy, first turns through the chat "
-            f"template, at most {settings['max_new_tokens']} tokens, prefill included; drafter "
-            f"`{drafter}` against plain decoding with the same kernels, alternating in one run, "
+            f"template, at most {settings['max_new_tokens']} tokens, prefill included; {drafters} "
+            "against plain decoding with the same kernels, alternating in one run, "
             f"median of {settings['repeats']}; every output compared and identical. "
             f"{_machine(document)}.",
         ]
@@ -239,5 +239,41 @@ def render_quality(documents: Sequence[Document]) -> str:
             f"SmolLM2-135M-Instruct on {settings['tokens']} tokens of text, teacher-forced; "
             f"against {settings['reference']}. The file's weights were rounded to 4 bits before, "
             "by groups of 32 as int4 does it: int4 costs less here than it would elsewhere.",
+        ]
+    )
+
+
+_METHOD_COLUMNS = ("tokens/s", "speed-up", "DE", "HR", "AL", "Dft", "Ver", "step cost")
+_METHOD_FORMS = (".1f", ".2f", ".2f", ".2f", ".2f", ".1f", ".1f", ".2f")
+
+
+def render_methods(documents: Sequence[Document]) -> str:
+    """Methods over all sets, and their tokens a step by set, of the greedy part of a `paper`
+    document.
+    """
+    document = _checked(documents[0])
+    part = next(s for s in document["results"]["sections"] if s["name"] == "greedy")
+    rows = [dict(zip(part["columns"], row, strict=True)) for row in part["rows"]]
+    sets = [name for name in dict.fromkeys(row["set"] for row in rows) if name != "all"]
+    by_method = {(row["set"], row["method"]): row for row in rows}
+    shown = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        total = by_method["all", method]
+        cells = [
+            "" if total[column] is None else format(total[column], form)
+            for column, form in zip(_METHOD_COLUMNS, _METHOD_FORMS, strict=True)
+        ]
+        per_set = [f"{by_method[name, method]['DE']:.2f}" for name in sets]
+        shown.append([f"`{method}`", *cells, *per_set])
+    settings = document["settings"]
+    prompts = sum(entry["prompts"] for entry in settings["prompt_sets"])
+    names = [f"DE, {_LABELS.get(name, name)}" for name in sets]
+    return "\n\n".join(
+        [
+            _table(("drafter", *_METHOD_COLUMNS, *names), shown),
+            f"SmolLM2-135M-Instruct in {settings['dtype']}, greedy, {prompts} prompts through the "
+            f"chat template, at most {settings['scale']['max_new_tokens']} tokens, prefill "
+            "included; plain decoding and all drafters in turns, prompt by prompt; every output "
+            f"compared and identical. {_machine(document)}.",
         ]
     )

@@ -45,6 +45,7 @@ class Block:
 
 BLOCKS = (
     Block("README.md", "decode", ["decode_cpu.json"], renderers.render_headline),
+    Block("docs/drafters.md", "methods", ["paper/report.json"], renderers.render_methods),
     Block("docs/cpu_tree.md", "trees", ["trees_cpu.json"], renderers.render_trees),
     Block("docs/cpu_tree.md", "step", ["step_bfloat16.json"], renderers.render_steps),
     Block(
