@@ -6,6 +6,7 @@ are refused.
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,6 @@ import numpy.typing as npt
 from torch import Tensor
 
 from ptd_engine import _core
-from ptd_engine.checks import as_int
 from ptd_engine.config import ResolvedParams, SamplingParams
 from ptd_engine.errors import ConfigError, EngineError, PromptError
 from ptd_engine.metrics import GenerationStats
@@ -96,7 +96,7 @@ class Engine:
                 "Shorten the prompt or load the model with a larger max_seq_len."
             )
         for index, token in enumerate(prompt):
-            number = as_int(token)
+            number = _token_id(token)
             if number is None:
                 raise PromptError.for_field(f"prompt[{index}]", token, "an integer token id")
             if not 0 <= number < self.vocab_size:
@@ -167,6 +167,14 @@ class Engine:
                 f"(max_seq_len={self.max_seq_len})",
                 "Lower it, shorten the prompt, or load the model with a larger max_seq_len.",
             )
+
+
+def _token_id(value: object) -> int | None:
+    """`value` as an int if it is any kind of integer, numpy's too (a bool is none), else None."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:  # arrays and tensors have the method as well
+        return None
 
 
 def check_reuse_prefix(value: object) -> None:

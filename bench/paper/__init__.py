@@ -195,10 +195,10 @@ def _intro(document: Document) -> list[str]:
     scale = settings["scale"]
     return [
         f"{settings['dtype']} on {settings['device']}, at most {scale['max_new_tokens']} tokens, "
-        f"median of {scale['repeats']} a prompt. Tables and figures are those of arXiv 2607.10661 by "
-        "their subject. The paper's own figures are of other models on other machines and are not "
-        "repeated here. The parts on acceptance by depth, on tokens along the output and on the "
-        "time of a step have no number of the paper's.",
+        f"median of {scale['repeats']} a prompt. Tables and figures are those of arXiv "
+        "2607.10661 by their subject. The paper's own figures are of other models on other "
+        "machines and are not repeated here. The parts on acceptance by depth, on tokens along "
+        "the output and on the time of a step have no number of the paper's.",
         f"Machine and versions are in report.json. Code: {', '.join(document.results['commits'])}.",
         "Every output was compared with plain decoding's: "
         + (
