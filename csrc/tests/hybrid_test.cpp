@@ -1,4 +1,5 @@
-// The parts of the hybrid drafter: context tables, acceptance model, step cost; and a whole request.
+// The parts of the hybrid drafter: context tables, acceptance model, step cost; and a whole
+// request.
 #include <cmath>
 #include <memory>
 #include <vector>
@@ -63,8 +64,8 @@ void test_acceptance_learns_who_is_right() {
   predict();
   CHECK(node.size() == 2);
   CHECK(node.sources(0) == 1u << static_cast<int>(DraftSource::kToken));
-  CHECK(node.sources(1) == (1u << static_cast<int>(DraftSource::kToken) |
-                            1u << static_cast<int>(DraftSource::kPair)));
+  CHECK(node.sources(1) ==
+        (1u << static_cast<int>(DraftSource::kToken) | 1u << static_cast<int>(DraftSource::kPair)));
   for (int i = 0; i < 400; ++i) {
     predict();
     model.learn(node, 22);
@@ -162,5 +163,4 @@ int main() {
   test_more_tokens_than_a_node_holds();
   test_cost_follows_what_is_measured();
   test_a_request_with_drafts_and_a_budget_by_cost();
-
 }
