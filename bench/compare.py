@@ -38,8 +38,6 @@ from ptd_engine.errors import ConfigError, PromptError
 from ptd_engine.llm import LLM
 from ptd_engine.model import CausalLM
 
-_DRAFTED = "ptd"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
@@ -51,6 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=512,
         metavar="N",
         help="length of the prompt whose prefill is timed (default: 512)",
+    )
+    parser.add_argument(
+        "--drafter",
+        default="ptd",
+        metavar="NAME[:OPTION=VALUE,...]",
+        help="of this engine, beside plain decoding (default: ptd)",
     )
     parser.add_argument(
         "--without-transformers", action="store_true", help="leave transformers out"
@@ -102,17 +106,19 @@ def run(args: argparse.Namespace) -> Document:
     length = max(needed, args.prefill_tokens + 1)
     stop_ids = base.engine.eos_token_ids
     plain = LLM.from_model(model, base.tokenizer, max_seq_len=length, drafter="none")
-    drafted = LLM.from_model(model, base.tokenizer, max_seq_len=length, drafter="ptd")
+    drafted = LLM.from_model(model, base.tokenizer, max_seq_len=length, drafter=args.drafter)
     field: dict[str, Contestant] = {
         PLAIN: Ours(plain, model.precision),
-        _DRAFTED: Ours(drafted, model.precision),
+        args.drafter: Ours(drafted, model.precision),
     }
     with ExitStack() as stack:
         if not args.without_transformers:
             checkpoint = open_checkpoint(hub.resolve_model(args.model))
-            field["transformers"] = Transformers(
+            peer_model = Transformers(
                 checkpoint, model.dtype, model.device, stop_ids, base.tokenizer.vocab_size
             )
+            field["transformers"] = peer_model
+            field["transformers, prompt lookup"] = peer_model.with_prompt_lookup()
         if args.llama_python is not None:
             peer = LlamaCpp(
                 args.llama_python,
@@ -154,7 +160,7 @@ def measure_prefill(
     field: Mapping[str, Contestant], token_ids: list[int], repeats: int
 ) -> dict[str, float]:
     """Median seconds from a prompt to its first token. Drafting has no part in it, so no entry."""
-    names = [name for name in field if name != _DRAFTED]
+    names = [name for name, contestant in field.items() if not contestant.drafts]
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(repeats + 1):
         for name in _turn(names, turn):  # the first turn is warm-up
@@ -168,6 +174,8 @@ def summarise(
     prompts: Sequence[Prompt],
     differences: Sequence[Difference],
     prefill_s: float | None,
+    *,
+    ours: bool,
 ) -> dict[str, Any]:
     """One contestant on all prompts: agreement, and speed if its output is right.
 
@@ -177,9 +185,7 @@ def summarise(
     equal = sum(p.equal(name) for p in prompts)
     leading = [p.leading(name) for p in prompts]
     own = [d for d in differences if d.engine == name]
-    right = not own or (
-        name not in (PLAIN, _DRAFTED) and 2 * sum(d.is_plausible for d in own) >= len(own)
-    )
+    right = not own or (not ours and 2 * sum(d.is_plausible for d in own) >= len(own))
     summary: dict[str, Any] = {
         "engine": name,
         "dtype": dtype,
@@ -210,7 +216,7 @@ def _document(
 ) -> Document:
     differences = [d for name in field for d in find_differences(name, prompts, model)]
     engines = [
-        summarise(name, c.dtype, prompts, differences, prefill.get(name))
+        summarise(name, c.dtype, prompts, differences, prefill.get(name), ours=isinstance(c, Ours))
         for name, c in field.items()
     ]
     if not engines[0]["right"]:  # nothing to compare with: no speed means anything

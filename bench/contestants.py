@@ -7,6 +7,7 @@ rest. Making the model and the tokenizer counts for nobody.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,10 +60,12 @@ class Contestant(Protocol):
     Attributes:
         dtype: of the weights, as the table names it.
         details: further facts for the document.
+        drafts: several tokens may come out of a step; its prefill is another contestant's.
     """
 
     dtype: str
     details: dict[str, Any]
+    drafts: bool
 
     def generate(self, prompt: list[int], max_new_tokens: int) -> Timed:
         """Decode greedily until a stop id or `max_new_tokens`."""
@@ -75,6 +78,7 @@ class Ours:
     def __init__(self, llm: LLM, dtype: str) -> None:
         self.dtype = dtype
         self.details: dict[str, Any] = {}
+        self.drafts = llm.engine.drafter.needs().max_nodes > 0
         self._llm = llm
 
     def generate(self, prompt: list[int], max_new_tokens: int) -> Timed:
@@ -125,12 +129,21 @@ class Transformers:
             "class": model_class.__name__,
             "attention": model.config._attn_implementation,
         }
+        self.drafts = False
+        self._lookup: int | None = None
         self._model: Any = model.to(device)
         self._device = device
         self._stop_ids = list(stop_ids)
         # Ids of the padded tail stand for no token; this engine never emits them either.
         size = self._model.config.vocab_size
         self._padding = list(range(size if vocab_limit is None else vocab_limit, size))
+
+    def with_prompt_lookup(self, tokens: int = 10) -> Transformers:
+        """The same model, decoding with drafts of up to `tokens` copied from prompt and output."""
+        other = copy.copy(self)
+        other.drafts, other._lookup = True, tokens
+        other.details = {**self.details, "prompt_lookup_num_tokens": tokens}
+        return other
 
     def generate(self, prompt: list[int], max_new_tokens: int) -> Timed:
         """See `Contestant`."""
@@ -140,6 +153,7 @@ class Transformers:
             do_sample=False,
             max_new_tokens=max_new_tokens,
             use_cache=True,
+            prompt_lookup_num_tokens=self._lookup,
             eos_token_id=self._stop_ids or None,
             suppress_tokens=self._padding or None,
             pad_token_id=0,  # never used with one sequence; without it generate() warns
@@ -155,7 +169,8 @@ class Transformers:
                 streamer=arrivals,
             )
         times = [moment - start for moment in arrivals.moments[1:]]  # the first is the prompt
-        return Timed(output[0, len(prompt) :].tolist(), times[0], 1, times[-1])
+        first = arrivals.sizes[1]
+        return Timed(output[0, len(prompt) :].tolist(), times[0], first, times[-1])
 
 
 class _Arrivals:
@@ -163,9 +178,11 @@ class _Arrivals:
 
     def __init__(self) -> None:
         self.moments: list[float] = []
+        self.sizes: list[int] = []
 
-    def put(self, _: torch.Tensor) -> None:
+    def put(self, value: torch.Tensor) -> None:
         self.moments.append(time.perf_counter())
+        self.sizes.append(value.numel())
 
     def end(self) -> None:
         """Nothing is held back."""

@@ -27,7 +27,10 @@ class LlamaCpp:
     Attributes:
         dtype: the types of the file's matrices, the most frequent one first.
         details: version and processor features of the library.
+        drafts: False.
     """
+
+    drafts = False
 
     def __init__(
         self, python: Path, gguf: Path, *, context: int, threads: int, stop_ids: Sequence[int]

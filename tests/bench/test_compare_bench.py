@@ -72,7 +72,8 @@ def test_all_are_timed_by_one_definition(bench: Any, tiny_model: Path, prompt_fi
     status, document, output = bench(*arguments(tiny_model, prompt_file))
     assert status == 0 and document["correct"] and document["benchmark"] == "compare"
     found = engines(document)
-    assert list(found) == ["plain", "ptd", "transformers"]
+    lookup = "transformers, prompt lookup"
+    assert list(found) == ["plain", "ptd", "transformers", lookup]
     for entry in found.values():
         assert entry["right"] and entry["dtype"] == "float32"
         assert entry["equal_outputs"] == 3 and entry["leading_share"] == 1
@@ -82,7 +83,9 @@ def test_all_are_timed_by_one_definition(bench: Any, tiny_model: Path, prompt_fi
     assert other["of_plain"] == pytest.approx(
         other["decode_tokens_per_second"] / plain["decode_tokens_per_second"]
     )
-    assert plain["prefill_s"] > 0 and other["prefill_s"] > 0 and found["ptd"]["prefill_s"] is None
+    assert plain["prefill_s"] > 0 and other["prefill_s"] > 0
+    assert found["ptd"]["prefill_s"] is None and found[lookup]["prefill_s"] is None
+    assert document["settings"]["engines"][lookup]["prompt_lookup_num_tokens"] == 10
     for prompt in document["results"]["prompts"]:
         assert prompt["leading_tokens"] == prompt["tokens"]
         assert all(prompt["first_s"][name] < prompt["total_s"][name] for name in found)
