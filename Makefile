@@ -144,7 +144,7 @@ $(STAMPS)/dev: $(STAMPS)/runtime
 	@$(PIP_INSTALL) -r $(STAMPS)/requirements-dev.txt $(BRIEFLY)
 	@touch $@
 
-$(STAMPS)/core: $(STAMPS)/runtime $(CORE_SOURCES) $(if $(CORE_MODULE),,FORCE)
+$(STAMPS)/core: $(STAMPS)/runtime $(CORE_SOURCES) pyproject.toml $(if $(CORE_MODULE),,FORCE)
 	@$(say) "Compiling the C++ core and installing ptd_engine in place"
 	@"$(PY)" -m pip install -q --no-deps --no-build-isolation --editable .
 	@touch $@

@@ -35,6 +35,7 @@ def _rule(components: frozenset[str] | set[str], *packages: str) -> Rule:
 PYTHON_RULES: Mapping[str, Rule] = {
     # 3: the extension module imports nothing; its stub names numpy types
     "_core": _rule(set(), "numpy"),
+    "triton_kernels": _rule(set(), "torch", "triton"),
     # 4: the standard library only
     "errors": _rule(set()),
     "checks": _rule({"errors"}),
@@ -46,7 +47,8 @@ PYTHON_RULES: Mapping[str, Rule] = {
     # 5: siblings, except that a tokenizer may be read from a checkpoint's header
     "corpus_file": _rule({"errors", "checks"}),
     "drafters": _rule(_BASE | {"_core", "drafter_configs", "corpus_file"}),
-    "kernels": _rule(_BASE | {"_core"}, "torch", "numpy"),  # of _core the CPU kernels
+    # of _core the CPU kernels
+    "kernels": _rule(_BASE | {"_core", "triton_kernels"}, "torch", "numpy", "triton"),
     "checkpoint": _rule(_BASE, "torch", "numpy", "safetensors", "gguf"),
     "demo_model": _rule(_BASE),
     "hub": _rule(_BASE | {"demo_model"}, "huggingface_hub"),
@@ -216,13 +218,18 @@ def include_violations(sources: Mapping[str, str]) -> list[str]:
     return found
 
 
-def python_sources(package_dir: Path) -> dict[str, tuple[str, bool]]:
-    """Modules and stubs below a package folder, by dotted name."""
+def python_sources(package_dir: Path, *prefix: str) -> dict[str, tuple[str, bool]]:
+    """Modules and stubs below a package folder, by dotted name.
+
+    Args:
+        package_dir: the folder.
+        prefix: names of the packages that it is installed into.
+    """
     sources = {}
     for path in sorted(package_dir.rglob("*.py*")):
         if path.suffix not in {".py", ".pyi"}:
             continue
-        parts = [package_dir.name, *path.relative_to(package_dir).with_suffix("").parts]
+        parts = [*prefix, package_dir.name, *path.relative_to(package_dir).with_suffix("").parts]
         is_package = parts[-1] == "__init__"
         name = ".".join(parts[:-1] if is_package else parts)
         sources[name] = (path.read_text(encoding="utf-8"), is_package)

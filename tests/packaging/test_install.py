@@ -105,7 +105,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installation:
         else:
             shutil.copy(source, tree / name)
     ignore = shutil.ignore_patterns("__pycache__", "*.so", "include", "lib")
-    shutil.copytree(ROOT / "ptd_engine", tree / "ptd_engine", ignore=ignore)
+    for package in ("ptd_engine", "triton_kernels"):
+        shutil.copytree(ROOT / package, tree / package, ignore=ignore)
 
     make_sdist = "from setuptools import build_meta; build_meta.build_sdist('../sdist')"
     call(sys.executable, "-c", make_sdist, cwd=tree)
@@ -142,7 +143,7 @@ def test_wheel_has_every_module_and_nothing_else(installed: Installation) -> Non
         path.relative_to(ROOT).as_posix()
         for pattern in ("*.py", "*.pyi", "py.typed")
         for path in (ROOT / "ptd_engine").rglob(pattern)
-    }
+    } | {f"ptd_engine/triton_kernels/{p.name}" for p in (ROOT / "triton_kernels").glob("*.py")}
     assert "ptd_engine/py.typed" in modules
     assert modules <= names
     tops = {name.split("/", 1)[0] for name in names}

@@ -18,7 +18,7 @@ from layer_rules import (
 )
 
 ROOT = Path(__file__).parents[2]
-PYTHON = python_sources(ROOT / PACKAGE)
+PYTHON = python_sources(ROOT / PACKAGE) | python_sources(ROOT / "triton_kernels", PACKAGE)
 CXX = cxx_sources(ROOT / "csrc")
 
 

@@ -68,3 +68,10 @@ def test_third_party_imports_are_declared() -> None:
 def test_version_has_the_form_that_cmake_reads() -> None:
     init = (ROOT / "ptd_engine/__init__.py").read_text(encoding="utf-8")
     assert re.search(r'^__version__ = "\d+\.\d+\.\d+"$', init, re.MULTILINE)
+
+
+def test_every_package_is_listed() -> None:
+    folders = {path.parent for path in (ROOT / "ptd_engine").rglob("__init__.py")}
+    names = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
+    listed = PROJECT["tool"]["setuptools"]["packages"]
+    assert sorted(listed) == sorted({*names, "ptd_engine.triton_kernels"})
