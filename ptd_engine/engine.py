@@ -20,7 +20,7 @@ from ptd_engine import _core
 from ptd_engine.config import ResolvedParams, SamplingParams
 from ptd_engine.errors import ConfigError, EngineError, PromptError
 from ptd_engine.metrics import GenerationStats
-from ptd_engine.outputs import FinishReason, TokenLogprobs
+from ptd_engine.outputs import FinishReason, StepTree, TokenLogprobs
 from ptd_engine.runner import LogitRules, Runner
 from ptd_engine.turnstile import OnBusy, Turnstile
 
@@ -258,7 +258,8 @@ class Generation:
         return step
 
     def close(self) -> None:
-        """Cancel, from any thread: the engine is free at once, or after the step that is running.
+        """Cancel, from any thread: the engine is free at once, or after the step that is running
+        (of a prefill, the part that is).
 
         That step is still handed out; then the iteration ends.
         """
@@ -281,6 +282,14 @@ class Generation:
     def kv_len(self) -> int:
         """Committed cache rows: prompt + output - 1, for the last token has not been fed yet."""
         return self._session.kv_len if self._session is not None else 0
+
+    @property
+    def tree(self) -> StepTree | None:
+        """What the last step looked at; None before the first."""
+        if self._session is None or not self._session.stats["steps"]:
+            return None
+        tree = self._session.tree
+        return StepTree(tree.tokens, tree.parents, tree.n_verify, self._session.accepted_rows)
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -378,13 +387,13 @@ class Generation:
         prompt, last = self._prompt, len(self._prompt) - 1
         self._reused = self._in_place = self._engine._reusable(prompt)
         wanted = self._engine.drafter.needs().prompt_outputs
-        self._engine.runner.prefill(
+        self._in_place = self._engine.runner.prefill(
             prompt[self._reused : last],
             prompt_len=len(prompt),
             start=self._reused,
             observe=session.observe_prompt if wanted else None,
+            go_on=lambda: not self._closed,
         )
-        self._in_place = last
 
     def _give_back(self) -> None:
         if self._has_engine:

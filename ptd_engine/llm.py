@@ -282,15 +282,25 @@ class LLM:
             return self._last_output(self.encode(prompt), params, feed)
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **unknown: Never
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        trees: bool = False,
+        **unknown: Never,
     ) -> ChunkStream:
         """Generate, yielding a chunk a step and a final one with the whole output.
 
         A stream that is dropped or closed early, by any thread or at the end of a `with` block,
         frees the engine at once. Errors as `generate`.
+
+        Args:
+            prompt: a text or token ids.
+            params: how to decode.
+            trees: let every chunk hold the step's tree, to show it; costs a copy a step.
         """
         _refuse("stream", unknown)
-        return self._stream(self.encode(prompt), params)
+        return self._stream(self.encode(prompt), params, trees=trees)
 
     def chat(
         self,
@@ -326,12 +336,13 @@ class LLM:
         *,
         tools: Sequence[Any] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        trees: bool = False,
         **unknown: Never,
     ) -> ChunkStream:
-        """As `chat`, in chunks."""
+        """As `chat`, in chunks; `trees` as for `stream`."""
         _refuse("stream_chat", unknown)
         prompt = self.encode_chat(messages, tools=tools, template_kwargs=template_kwargs)
-        return self._stream(prompt, params)
+        return self._stream(prompt, params, trees=trees)
 
     def resolve(self, params: SamplingParams | None = None) -> ResolvedParams:
         """What a request with these parameters is decoded by: open fields filled.
@@ -354,7 +365,9 @@ class LLM:
         assert output is not None  # the final chunk always carries it
         return output
 
-    def _stream(self, ids: list[int], params: SamplingParams | None) -> ChunkStream:
+    def _stream(
+        self, ids: list[int], params: SamplingParams | None, *, trees: bool = False
+    ) -> ChunkStream:
         # Not a generator itself: a bad prompt shall fail at the call, not at the first chunk.
         params = self._with_special_stops(self.resolve(params))
         decoder = self.tokenizer.decode_stream()
@@ -362,7 +375,7 @@ class LLM:
         if params.stop_strings:
             stops = text.StopStrings(decoder, params.stop_strings, include=params.include_stop_str)
         generation = self.engine.generate(ids, params, None if stops is None else stops.stops_at)
-        return ChunkStream(self._chunks(ids, generation, decoder, stops), generation.close)
+        return ChunkStream(self._chunks(ids, generation, decoder, stops, trees), generation.close)
 
     def _with_special_stops(self, params: ResolvedParams) -> ResolvedParams:
         """Let a stop string that spells a special token stop at that token: it leaves no text."""
@@ -391,6 +404,7 @@ class LLM:
         generation: Generation,
         decoder: text.IncrementalDecoder,
         stops: text.StopStrings | None,
+        trees: bool,
     ) -> Generator[Chunk, None, None]:
         pieces: list[str] = []
         logprobs: list[TokenLogprobs] = []
@@ -399,7 +413,8 @@ class LLM:
                 # With stop strings the session has shown the step's tokens to `stops` already.
                 pieces.append(decoder.push(step.token_ids) if stops is None else stops.take())
                 logprobs += step.logprobs or ()
-                yield Chunk(pieces[-1], step.token_ids, step.accepted, None, step.logprobs)
+                tree = generation.tree if trees else None
+                yield Chunk(pieces[-1], step.token_ids, step.accepted, None, step.logprobs, tree)
         finally:
             generation.close()
         if generation.finish_reason is None:  # closed by another thread

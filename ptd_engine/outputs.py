@@ -80,6 +80,23 @@ class GenerationOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTree:
+    """The rows of a step, in order: the root (the last token before it), candidates, drafts.
+
+    Attributes:
+        token_ids: one a row.
+        parents: row of each row's parent, which stands before it; -1 for the root.
+        n_verify: the root and the candidates are the rows below it, drafts the others.
+        accepted_rows: the path of accepted candidates, from the top, `Chunk.accepted` of them.
+    """
+
+    token_ids: list[int]
+    parents: list[int]
+    n_verify: int
+    accepted_rows: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """A piece of a stream: what one step added.
 
@@ -90,6 +107,7 @@ class Chunk:
         accepted: how many of them, from the first on, were drafted.
         output: the whole result, in the final chunk only.
         logprobs: one entry for each of `token_ids`; None where the request did not ask for them.
+        tree: the step's, where the stream was asked for trees; None in the final chunk.
     """
 
     text: str
@@ -97,6 +115,7 @@ class Chunk:
     accepted: int = 0
     output: GenerationOutput | None = None
     logprobs: list[TokenLogprobs] | None = None
+    tree: StepTree | None = None
 
     @property
     def finish_reason(self) -> FinishReason | None:

@@ -69,7 +69,8 @@ class Runner(Protocol):
         prompt_len: int,
         start: int = 0,
         observe: PromptObserver | None = None,
-    ) -> None:
+        go_on: Callable[[], bool] | None = None,
+    ) -> int:
         """Start a sequence: cache the keys and values of these tokens from position `start`.
 
         Args:
@@ -78,6 +79,10 @@ class Runner(Protocol):
             observe: shown the greedy output of every row, in order, part by part: the position of
                 the part's first row and [n, 1 + top_k] (valid during the call). Costs the output
                 matrix over all rows.
+            go_on: asked before every part; false ends the prefill there.
+
+        Returns:
+            the cache rows that hold the prompt, from 0 on: start + len(token_ids) at the end.
         """
         ...
 
@@ -214,7 +219,8 @@ class EagerRunner:
         prompt_len: int,
         start: int = 0,
         observe: PromptObserver | None = None,
-    ) -> None:
+        go_on: Callable[[], bool] | None = None,
+    ) -> int:
         """See `Runner`."""
         self.model.rope.prepare(prompt_len)
         ids = torch.tensor(list(token_ids), dtype=torch.int32, device=self.model.device)
@@ -222,6 +228,8 @@ class EagerRunner:
             start, start + len(token_ids), dtype=torch.int32, device=self.model.device
         )
         for begin in range(0, len(token_ids), self.prefill_chunk):
+            if go_on is not None and not go_on():
+                return start + begin
             end = min(begin + self.prefill_chunk, len(token_ids))
             self._prefill_len.fill_(start + begin)
             self.model.forward(
@@ -236,6 +244,7 @@ class EagerRunner:
             )
             if observe is not None:
                 self._show_prompt(start + begin, end - begin, observe)
+        return start + len(token_ids)
 
     def _show_prompt(self, position: int, rows: int, observe: PromptObserver) -> None:
         """Outputs of the first rows of `activations.normed`, as many at once as a step has."""

@@ -131,8 +131,11 @@ class ToyRunner:
         prompt_len: int,
         start: int = 0,
         observe: PromptObserver | None = None,
-    ) -> None:
-        """See `Runner`."""
+        go_on: Callable[[], bool] | None = None,
+    ) -> int:
+        """See `Runner`: in one part."""
+        if go_on is not None and not go_on():
+            return start
         self.prefills += 1
         assert start + len(token_ids) == prompt_len - 1
         self.kv[start:] = POISON
@@ -141,6 +144,7 @@ class ToyRunner:
             tokens = self.kv[: prompt_len - 1].tolist()
             contexts = [tokens[: end + 1] for end in range(start, prompt_len - 1)]
             observe(start, self._outputs(contexts, len(contexts)))
+        return start + len(token_ids)
 
     def place(self, n_bucket: int) -> None:
         """Run the staged plan's commit moves, write its rows and read their contexts back."""

@@ -35,10 +35,11 @@ class HookedRunner(ToyRunner):
             act, self.act = self.act, None
             act()
 
-    def prefill(self, token_ids: Any, **where: int) -> None:
-        super().prefill(token_ids, **where)
+    def prefill(self, token_ids: Any, **where: Any) -> int:
+        rows = super().prefill(token_ids, **where)
         self.steps = 0
         self._reach("prefill")
+        return rows
 
     def launch(self, n_bucket: int) -> None:
         super().launch(n_bucket)

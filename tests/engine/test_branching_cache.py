@@ -57,11 +57,11 @@ class SpoilingRunner(EagerRunner):
     filler: float | None = None
     pad_token = 0
 
-    def prefill(self, token_ids: Any, **where: int) -> None:
+    def prefill(self, token_ids: Any, **where: Any) -> int:
         self._dead_from = 0
         self._spoil()
-        super().prefill(token_ids, **where)
-        self._dead_from = where["prompt_len"] - 1
+        self._dead_from = super().prefill(token_ids, **where)
+        return self._dead_from
 
     def launch(self, n_bucket: int) -> None:
         header, plan = self.buffers.header(), self.buffers.view(n_bucket)
