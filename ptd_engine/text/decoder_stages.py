@@ -48,13 +48,14 @@ class ByteLevelStage:
 
     def push(self, tokens: Sequence[str]) -> list[str]:
         """See `Stage.push`."""
-        return [self._utf8.decode(b"".join(map(self._raw, tokens)))]
+        return [self._utf8.decode(b"".join(map(self.raw, tokens)))]
 
     def flush(self) -> list[str]:
         """See `Stage.flush`."""
         return [self._utf8.decode(b"", final=True)]
 
-    def _raw(self, token: str) -> bytes:
+    def raw(self, token: str) -> bytes:
+        """The bytes that a token spells."""
         try:
             return bytes([self._bytes[char] for char in token])
         except KeyError:  # an added token with characters outside the alphabet stands for itself
@@ -97,11 +98,11 @@ class ReplaceStage:
     """A substring of every token is replaced (SentencePiece: U+2581 by a space)."""
 
     def __init__(self, old: str, new: str) -> None:
-        self._old, self._new = old, new
+        self.old, self.new = old, new
 
     def push(self, tokens: Sequence[str]) -> list[str]:
         """See `Stage.push`."""
-        return [token.replace(self._old, self._new) for token in tokens]
+        return [token.replace(self.old, self.new) for token in tokens]
 
     def flush(self) -> list[str]:
         """See `Stage.flush`."""
@@ -141,13 +142,13 @@ class MetaspaceStage:
     """
 
     def __init__(self, mark: str, prepended: bool) -> None:
-        self._mark, self._first = mark, prepended
+        self.mark, self._first = mark, prepended
 
     def push(self, tokens: Sequence[str]) -> list[str]:
         """See `Stage.push`."""
         out = []
         for token in tokens:
-            out.append(token.replace(self._mark, "" if self._first else " "))
+            out.append(token.replace(self.mark, "" if self._first else " "))
             self._first = False
         return out
 
@@ -194,6 +195,22 @@ def decoder_stages(spec: Mapping[str, Any] | None) -> list[Stage]:
         else:
             raise _unsupported(kind)
     return stages
+
+
+def token_bytes(stages: Sequence[Stage], token: str) -> bytes:
+    """What a token adds to the bytes of a text that it stands inside: part of a character where the
+    token is one. Takes nothing from the stages' state and leaves it alone.
+    """
+    for stage in stages:
+        if isinstance(stage, ByteLevelStage):
+            return stage.raw(token)
+        if isinstance(stage, ByteFallbackStage) and (match := _BYTE_TOKEN.fullmatch(token)):
+            return bytes([int(match[1], 16)])
+        if isinstance(stage, ReplaceStage):
+            token = token.replace(stage.old, stage.new)
+        if isinstance(stage, MetaspaceStage):
+            token = token.replace(stage.mark, " ")
+    return token.encode("utf-8")
 
 
 def _unsupported(kind: str) -> CheckpointError:

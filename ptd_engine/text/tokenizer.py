@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ptd_engine.checkpoint.gguf_header import read_gguf_header
 from ptd_engine.errors import CheckpointError, PromptError
-from ptd_engine.text.decoder_stages import decoder_stages
+from ptd_engine.text.decoder_stages import decoder_stages, token_bytes
 from ptd_engine.text.eos import eos_union
 from ptd_engine.text.gguf_tokenizer import tokenizer_from_gguf
 from ptd_engine.text.messages import Message, check_messages, check_rendered
@@ -63,7 +63,8 @@ class Tokenizer:
             for index, token in self._backend.get_added_tokens_decoder().items()
             if token.special
         }
-        decoder_stages(self._decoder)  # an unsupported decoder is refused at load, not at first use
+        # An unsupported decoder is refused here, at load, not at first use.
+        self._stages = decoder_stages(self._decoder)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text; with `add_special_tokens`, BOS in front where the model wants it.
@@ -100,6 +101,17 @@ class Tokenizer:
             clean_up_tokenization_spaces=False,
         )
         return str(text)
+
+    def token_bytes(self, token: int) -> bytes:
+        """What one token adds to the UTF-8 of a text that it stands inside, perhaps part of a
+        character. A special token gives its spelling, an id without a token nothing.
+        """
+        spelled = self._backend.id_to_token(token)
+        if spelled is None:
+            return b""
+        if spelled in self.special_tokens:
+            return str(spelled).encode("utf-8")
+        return token_bytes(self._stages, spelled)
 
     def decode_stream(self, skip_special_tokens: bool = True) -> IncrementalDecoder:
         """A decoder for one output that arrives token by token."""
