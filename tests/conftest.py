@@ -5,6 +5,9 @@ from pathlib import Path
 
 # Before torch is imported: idle OpenMP threads must not spin on a machine that tests share.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Before Triton is imported: without a GPU its kernels run interpreted, on CPU tensors.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 
