@@ -18,6 +18,7 @@ from ptd_engine.cli.demo import demo
 from ptd_engine.cli.doctor import doctor
 from ptd_engine.cli.generate import generate
 from ptd_engine.cli.plan import plan
+from ptd_engine.cli.serve import serve
 from ptd_engine.cli.verify import verify
 from ptd_engine.errors import PTDError
 
@@ -53,7 +54,7 @@ def create_app() -> typer.Typer:
         rich_markup_mode=None,  # plain help: importing rich would double its time
     )
     app.callback()(_root)
-    for command in (generate, verify, chat, doctor, plan, demo):
+    for command in (generate, verify, chat, serve, doctor, plan, demo):
         app.command()(command)
     return app
 

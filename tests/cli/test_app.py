@@ -14,7 +14,7 @@ import ptd_engine
 
 from .conftest import Run
 
-COMMANDS = ("generate", "verify", "chat", "doctor", "plan", "demo")
+COMMANDS = ("generate", "verify", "chat", "serve", "doctor", "plan", "demo")
 LAZY_HELP = """
 import sys
 from ptd_engine.cli import main

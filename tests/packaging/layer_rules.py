@@ -78,8 +78,13 @@ PYTHON_RULES: Mapping[str, Rule] = {
     ),
     FACADE: _rule(_BASE | {"llm"}),
     "cli": _rule(
-        _EXECUTION | {"_core", "drafters", "hub", "text", "runner", "engine", "llm", FACADE},
+        _EXECUTION
+        | {"_core", "drafters", "hub", "text", "runner", "engine", "llm", "server", FACADE},
         *("torch", "numpy", "typer", "rich"),
+    ),
+    "server": _rule(
+        _BASE | {"checks", "sampling", "_core", "drafters", "text", "engine", "llm", FACADE},
+        *("fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client"),
     ),
     "__main__": _rule({"cli", FACADE}),
     # 10: for tests, benchmarks and examples; nothing below may need it

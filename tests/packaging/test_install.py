@@ -141,7 +141,7 @@ def test_wheel_has_every_module_and_nothing_else(installed: Installation) -> Non
     names = set(zipfile.ZipFile(installed.wheel).namelist())
     modules = {
         path.relative_to(ROOT).as_posix()
-        for pattern in ("*.py", "*.pyi", "py.typed")
+        for pattern in ("*.py", "*.pyi", "py.typed", "*.html", "*.js", "*.css")
         for path in (ROOT / "ptd_engine").rglob(pattern)
     } | {f"ptd_engine/triton_kernels/{p.name}" for p in (ROOT / "triton_kernels").glob("*.py")}
     assert "ptd_engine/py.typed" in modules

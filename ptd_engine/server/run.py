@@ -1,0 +1,92 @@
+"""Running the application by uvicorn, from binding the port to the last request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from types import FrameType
+
+import uvicorn
+
+from ptd_engine.errors import ConfigError
+from ptd_engine.llm import LLM
+from ptd_engine.server import logs
+from ptd_engine.server.app import create_app
+from ptd_engine.server.config import ServerConfig
+
+_log = logging.getLogger(__name__)
+
+_MOST_CONNECTIONS = 1024  # more are answered 503 by uvicorn
+_GRACE_S = 5.0  # after the running request: to hand over its last parts
+
+
+class Server(uvicorn.Server):
+    """Tells the engine about the end when the signal comes, not after the last connection."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End gracefully; a second Ctrl-C ends at once. The exit status is that of a success."""
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn.Server: also the requests that wait are refused now."""
+        stopping = asyncio.ensure_future(self.config.app.state.service.stop())  # type: ignore[union-attr]
+        await super().shutdown(sockets)
+        await stopping
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket at an address, not listening yet.
+
+    Raises:
+        ConfigError: the address is not this machine's, is taken, or needs rights.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((host, port))
+    except OSError as error:
+        made.close()
+        raise ConfigError(
+            f"Cannot listen at {host} port {port}: {error.strerror or error}. Choose another "
+            "--port (0 takes a free one) or --host."
+        ) from error
+    return made
+
+
+def make_server(llm: LLM, config: ServerConfig) -> Server:
+    """A server that is not running yet."""
+    settings = uvicorn.Config(
+        create_app(llm, config),
+        http="h11",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=_MOST_CONNECTIONS,
+        timeout_graceful_shutdown=round(config.shutdown_timeout_s + _GRACE_S),
+    )
+    return Server(settings)
+
+
+def serve(llm: LLM, config: ServerConfig, listener: socket.socket) -> None:
+    """Serve until a signal ends it.
+
+    Args:
+        listener: of `bind`.
+    """
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    logs.event(_log, "serving", model=config.model_name, url=f"http://{shown}:{port}")
+    if not config.is_local and config.api_key is None:
+        _log.warning(
+            "The server is reachable from other machines and asks nobody for a key: set one "
+            "(--api-key, PTD_ENGINE_API_KEY), or listen at 127.0.0.1."
+        )
+    make_server(llm, config).run(sockets=[listener])
+    logs.event(_log, "ended")
