@@ -1,0 +1,98 @@
+"""Block shapes of the attention kernels, by GPU generation, dtype and head size.
+
+A table instead of autotuning, which would stall the first steps of a request. What decides the bits
+of a row (tile, split) must be the same in every launch of an engine; block_m only packs rows and
+does not change them, as long as a warp computes whole rows (block_m >= 16 num_warps).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Shapes of the blocks.
+
+    Attributes:
+        tile: positions that one update of the softmax takes, a power of two up to 64.
+        row_blocks: the possible values of BLOCK_M, rising: the (tree row, query head) pairs that
+            share a read of keys and values. The smallest one that holds all of a step is taken.
+        stages: tiles in flight.
+        tail_block: BLOCK_M where one tree row's heads are alone.
+    """
+
+    tile: int
+    row_blocks: tuple[int, ...]
+    stages: int
+    tail_block: int = 64
+
+    def row_block(self, rows: int) -> int:
+        """BLOCK_M for `rows` pairs of a tree row and a head of its group."""
+        for block in self.row_blocks:
+            if rows <= block:
+                return block
+        return self.row_blocks[-1]
+
+    def warps(self, block_m: int) -> int:
+        """Four warps for 64 rows, eight for 128: one warp, or warp group, for each slice of M."""
+        return 8 if block_m >= 128 else 4
+
+
+# (generation, bytes of q's dtype, padded head size). fp32 has no matrix instruction in full
+# precision: small blocks, for the registers.
+_TABLE = {
+    (80, 2, 64): AttentionConfig(64, (64, 128), 4),
+    (80, 2, 128): AttentionConfig(64, (64, 128), 3),
+    (80, 2, 256): AttentionConfig(32, (64,), 2),
+    (90, 2, 64): AttentionConfig(64, (64, 128), 4),
+    (90, 2, 128): AttentionConfig(64, (64, 128), 4),
+    (90, 2, 256): AttentionConfig(64, (64,), 2),
+    (100, 2, 64): AttentionConfig(64, (128,), 4, tail_block=128),
+    (100, 2, 128): AttentionConfig(64, (128,), 4, tail_block=128),
+    (100, 2, 256): AttentionConfig(64, (128,), 2, tail_block=128),
+}
+_FP32 = {
+    64: AttentionConfig(32, (32,), 2, tail_block=32),
+    128: AttentionConfig(32, (32,), 2, tail_block=32),
+    256: AttentionConfig(16, (16,), 2, tail_block=16),
+}
+MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """The power of two, 64 or more, that a head is padded to in registers (never in memory)."""
+    return max(64, 1 << (head_dim - 1).bit_length())
+
+
+def attention_config(arch: int, dtype: torch.dtype, head_dim: int) -> AttentionConfig:
+    """The blocks for a compute capability (90: 9.0) and the dtype of the queries.
+
+    Raises:
+        ValueError: no kernel of this dtype or head size.
+    """
+    if not MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM:
+        allowed = f"{MIN_HEAD_DIM} to {MAX_HEAD_DIM}"
+        raise ValueError(f"Triton attention: head_dim is {head_dim}, allowed: {allowed}")
+    padded = padded_head_dim(head_dim)
+    if dtype == torch.float32:
+        return _FP32[padded]
+    if dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(f"Triton attention: dtype is {dtype}, allowed: bfloat16, float16, float32")
+    generation = 100 if arch >= 100 else 90 if arch >= 90 else 80
+    return _TABLE[generation, 2, padded]
+
+
+def choose_split(max_seq_len: int, kv_heads: int) -> int:
+    """Positions of one split: a function of the engine's limits alone, never of the current length.
+
+    Few splits leave multiprocessors idle at short contexts, many cost reads and writes of partial
+    states. Taken is the smallest power of two from 256 on that gives at most 512 programs for the
+    longest context: 512 positions at 32k and 8 heads, 2,048 at 128k.
+    """
+    split = 256
+    while -(-max_seq_len // split) * kv_heads > 512:
+        split *= 2
+    return split
