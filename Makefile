@@ -29,7 +29,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 CORE_SOURCES := $(shell find csrc -type f) setup.py ptd_engine/__init__.py
 CORE_MODULE := $(wildcard ptd_engine/_core*.so)
-CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp')
+CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 comma := ,
 say = printf '==> %s\n'
@@ -66,7 +66,8 @@ test-python: $(STAMPS)/core $(STAMPS)/dev  ## Run pytest only (PYTEST_ARGS=...)
 test-cpp: $(STAMPS)/runtime  ## Run the C++ tests only
 	@$(say) "C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@cmake -S csrc -B build/sanitize -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-	    -DPTD_BUILD_TESTS=ON -DPTD_SANITIZE=address,undefined --log-level=WARNING >/dev/null
+	    -DPTD_BUILD_TESTS=ON -DPTD_CUDA=0 -DPTD_SANITIZE=address,undefined \
+	    --log-level=WARNING >/dev/null
 	@cmake --build build/sanitize
 	@ctest --test-dir build/sanitize --output-on-failure --no-tests=error
 
@@ -85,7 +86,7 @@ bench: $(STAMPS)/core  ## Run the benchmarks (BENCH_ARGS=...)
 	@"$(PY)" -m bench $(BENCH_ARGS)
 
 clean:  ## Remove what was built; .venv stays (delete it to start from nothing)
-	rm -rf build dist *.egg-info ptd_engine/_core*.so .pytest_cache .mypy_cache .ruff_cache
+	rm -rf build dist *.egg-info ptd_engine/_core*.so ptd_engine/_cuda*.so .pytest_cache .mypy_cache .ruff_cache
 	rm -rf .hypothesis $(STAMPS)/core
 
 # --- What the targets stand on -----------------------------------------------------------------

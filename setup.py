@@ -1,9 +1,12 @@
 """Builds ptd_engine._core: drives csrc/CMakeLists.txt with cmake and ninja. Never imports torch.
 
-The same CMake project builds the static library of the core. A wheel carries it too (headers,
-libptd_core.a, CMake package), an editable install gets the extension module alone.
+Where nvcc is found, ptd_engine._cuda as well. The same CMake project builds the libraries for C++.
+A wheel carries them too (headers, libraries, CMake package), an editable install gets the extension
+modules alone.
 
-Environment: MAX_JOBS bounds the parallel compilations, CMAKE_ARGS is passed on to cmake.
+Environment: PTD_CUDA is auto (the CUDA kernels are built if there is an nvcc), 0 or 1; nvcc is
+looked up by CUDACXX, CUDA_HOME, /usr/local/cuda and PATH. PTD_CUDA_ARCHS lists GPU architectures
+("80;90a;100"). MAX_JOBS bounds the parallel compilations, CMAKE_ARGS is passed on to cmake.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 SOURCE_DIR = ROOT / "csrc"
+CUDA_SETTINGS = {"PTD_CUDA": "auto", "PTD_CUDA_ARCHS": "80;90a;100"}  # and their defaults
 
 
 def find_tool(name: str) -> str:
@@ -77,6 +81,7 @@ class CMakeBuild(build_ext):
             "-DPTD_BUILD_TESTS=OFF",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+            *(f"-D{name}={os.environ.get(name) or CUDA_SETTINGS[name]}" for name in CUDA_SETTINGS),
             *shlex.split(os.environ.get("CMAKE_ARGS", "")),
         ]
         if cached_source_dir(build_dir) not in (None, SOURCE_DIR):

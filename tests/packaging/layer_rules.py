@@ -35,6 +35,7 @@ def _rule(components: frozenset[str] | set[str], *packages: str) -> Rule:
 PYTHON_RULES: Mapping[str, Rule] = {
     # 3: the extension module imports nothing; its stub names numpy types
     "_core": _rule(set(), "numpy"),
+    "_cuda": _rule(set()),
     "triton_kernels": _rule(set(), "torch", "triton"),
     # 4: the standard library only
     "errors": _rule(set()),
@@ -48,7 +49,7 @@ PYTHON_RULES: Mapping[str, Rule] = {
     "corpus_file": _rule({"errors", "checks"}),
     "drafters": _rule(_BASE | {"_core", "drafter_configs", "corpus_file"}),
     # of _core the CPU kernels
-    "kernels": _rule(_BASE | {"_core", "triton_kernels"}, "torch", "numpy", "triton"),
+    "kernels": _rule(_BASE | {"_core", "_cuda", "triton_kernels"}, "torch", "numpy", "triton"),
     "checkpoint": _rule(_BASE, "torch", "numpy", "safetensors", "gguf"),
     "demo_model": _rule(_BASE),
     "hub": _rule(_BASE | {"demo_model"}, "huggingface_hub"),
@@ -191,16 +192,25 @@ _SYSTEM = re.compile(
     r"<(immintrin|cpuid|math|unistd|sys/mman|sys/resource|sys/syscall|sys/wait)\.h>$"
 )
 _PYBIND = re.compile(r"<pybind11/[a-z_0-9/]+\.h>$")
+_CUDA = re.compile(r'"ptd/cuda/[a-z_0-9]+\.h"$')
+_CUDA_LOCAL = re.compile(r'"[a-z_0-9]+\.cuh"$')
+# What the stand-in of tests/cuda_shim has, too; <shim_ptx.h> is a part of it.
+_CUDA_DEVICE = re.compile(r"<(cuda_(runtime|bf16|fp16)|shim_ptx)\.h>$")
+_CUDA_RUNTIME = re.compile(r"<cuda_runtime_api\.h>$")
+_FIBERS = re.compile(r"<(ucontext|sys/mman)\.h>$")
 
 # Folder of csrc -> forms of #include it may use. Only bindings know Python, nothing knows torch,
-# and core and cpu do not know each other. The longest folder that matches counts.
+# and core, cpu and cuda do not know each other. The longest folder that matches counts.
 INCLUDE_RULES: Mapping[str, tuple[re.Pattern[str], ...]] = {
     "include": (_STANDARD, _PUBLIC),
     "include/ptd/cpu": (_STANDARD, _CPU),
+    "include/ptd/cuda": (_STANDARD, _CUDA, _CUDA_RUNTIME),
     "core": (_STANDARD, _PUBLIC, _LOCAL),
     "cpu": (_STANDARD, _CPU, _LOCAL, _SYSTEM),
-    "bindings": (_STANDARD, _PUBLIC, _CPU, _LOCAL, _PYBIND),
-    "tests": (_STANDARD, _PUBLIC, _CPU, _LOCAL, _SYSTEM),
+    "cuda": (_STANDARD, _CUDA, _CUDA_LOCAL, _CUDA_DEVICE),
+    "bindings": (_STANDARD, _PUBLIC, _CPU, _CUDA, _LOCAL, _PYBIND),
+    "tests": (_STANDARD, _PUBLIC, _CPU, _CUDA, _LOCAL, _SYSTEM),
+    "tests/cuda_shim": (_STANDARD, _LOCAL, _FIBERS),
     "examples": (_STANDARD, _PUBLIC, _CPU),
 }
 

@@ -1,0 +1,40 @@
+// The part of tree attention that runs on the host: shapes, workspace, choice of the kernels.
+#include "attention_layout.cuh"
+#include "ptd/cuda/tree_attention.h"
+
+namespace ptd::cuda {
+
+int attention_tile(DType dtype, int head_dim) {
+  return tile_of(dtype == DType::kFloat32 ? 4 : 2, head_dim);
+}
+
+std::int64_t attention_splits(DType dtype, int head_dim, int split_tiles, std::int64_t kv_bound) {
+  return ceil_div(kv_bound,
+                  static_cast<std::int64_t>(split_tiles) * attention_tile(dtype, head_dim));
+}
+
+std::int64_t attention_workspace_bytes(const TreeAttentionParams& p) {
+  const std::int64_t splits = attention_splits(p.dtype, p.head_dim, p.split_tiles, p.kv_bound);
+  return splits * p.rows * p.q_heads * (p.head_dim + 2) * static_cast<std::int64_t>(sizeof(float));
+}
+
+cudaError_t tree_attention(const TreeAttentionParams& p, cudaStream_t stream) {
+  const bool sized = p.rows >= 1 && p.rows <= (p.mask == nullptr ? 65535 : kMaxTreeRows) &&
+                     p.kv_heads >= 1 && p.q_heads >= 1 && p.q_heads % p.kv_heads == 0 &&
+                     p.kv_heads <= 65535;
+  if (!sized || p.split_tiles < 1 || p.kv_bound < p.rows ||
+      attention_splits(p.dtype, p.head_dim, p.split_tiles, p.kv_bound) > 65535) {
+    return cudaErrorInvalidValue;
+  }
+  switch (p.dtype) {
+    case DType::kFloat32:
+      return tree_attention_f32(p, stream);
+    case DType::kFloat16:
+      return tree_attention_f16(p, stream);
+    case DType::kBFloat16:
+      return tree_attention_bf16(p, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace ptd::cuda
