@@ -57,6 +57,12 @@ function drawChart(counts) {
   byId("chart").replaceChildren(...bars);
 }
 
+// A token on one line: blanks and line ends have signs.
+function visible(token) {
+  const signs = { " ": "·", "\n": "↵", "\t": "→", "\r": "␍" };
+  return token.replace(/[ \n\t\r]/g, (blank) => signs[blank]) || "∅";
+}
+
 function drawTree(tree) {
   const children = tree.tokens.map(() => []);
   tree.parents.forEach((parent, row) => parent >= 0 && children[parent].push(row));
@@ -68,7 +74,7 @@ function drawTree(tree) {
       : row < tree.n_verify ? "candidate" : "draft";
     const line = document.createElement("div");
     line.className = `row ${kind}`;
-    line.textContent = lead + branch + JSON.stringify(tree.tokens[row]).slice(1, -1).replaceAll(" ", "·");
+    line.textContent = lead + branch + visible(tree.tokens[row]);
     lines.push(line);
     const below = branch === "" ? "" : lead + (branch === "└ " ? "  " : "│ ");
     children[row].forEach((child, index) =>
@@ -117,7 +123,7 @@ function headers() {
 }
 
 async function failure(response) {
-  if (response.status === 401) byId("key-label").hidden = false;
+  if (response.status === 401) byId("key-form").hidden = false;
   try {
     return (await response.json()).error.message;
   } catch {
@@ -230,5 +236,6 @@ byId("reset").addEventListener("click", () => {
   byId("messages").replaceChildren();
 });
 byId("key").addEventListener("change", showModel);
+byId("key-form").addEventListener("submit", (event) => event.preventDefault());
 busy(false);
 showModel();
