@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .attention_arguments import Arguments
+from .attention_configs import AttentionConfig
 from .target import EXACT, dot
 from .tree_attention_prefix import load_queries
 from .tree_attention_state import NOTHING, advance, load_kv, merge
@@ -97,21 +98,21 @@ def causal_attention(
     split: int,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
-    block_m: int | None = None,
+    config: AttentionConfig | None = None,
 ) -> None:
     """Cache row t is visible to row i iff t <= prefix_len + i.
 
     Args:
         q, k_cache, v_cache, prefix_len, kv_bound, scale, out: as for `tree_attention`.
         split, k_scale, v_scale: as for `tree_attention`; the same split for the same bits.
-        block_m: instead of the table's.
+        config: the blocks, instead of the table's.
 
     Raises:
         ValueError: shapes, dtypes or strides that no kernel serves.
     """
-    a = Arguments.of(q, k_cache, v_cache, scale, out, split, k_scale, v_scale)
+    a = Arguments.of(q, k_cache, v_cache, scale, out, split, k_scale, v_scale, config)
     config = a.config
-    block = max(block_m or config.tail_block, triton.next_power_of_2(a.group))
+    block = max(config.tail_block, triton.next_power_of_2(a.group))
     constants: Mapping[str, Any] = a.shape_constants | {"BLOCK_M": block}
     causal_kernel[triton.cdiv(a.rows, block), a.kv_heads](
         q,

@@ -60,7 +60,7 @@ def load_kv(ptrs: tl.tensor, mask: tl.tensor, dtype: tl.constexpr, MASKED: tl.co
     fp8 values come as they are where the GPU knows e4m3; as bytes elsewhere: shifted into fp16's
     fields they are 2**-8 of their value, subnormal ones included.
     """
-    x = tl.load(ptrs, mask=mask, other=0) if MASKED else tl.load(ptrs)
+    x = tl.load(ptrs, mask=mask, other=0.0) if MASKED else tl.load(ptrs)
     if x.dtype == tl.uint8:
         bits = x.to(tl.uint16)
         half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
