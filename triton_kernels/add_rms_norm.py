@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ptd_engine.triton_kernels.target import EXACT, narrow
-from ptd_engine.triton_kernels.variants import Variant
+from .target import EXACT, narrow
+from .variants import Variant
 
 
 @triton.jit
@@ -76,6 +76,35 @@ def add_rms_norm(
     )
 
 
+@triton.jit(do_not_specialize=["rows"])
+def square_sums_kernel(
+    x: tl.tensor,
+    sums: tl.tensor,
+    rows: tl.tensor,
+    x_row: tl.tensor,
+    hidden: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One part of one row."""
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(x + row.to(tl.int64) * x_row + column, mask=column < hidden, other=0)
+    wide = values.to(tl.float32)
+    tl.store(sums + tl.program_id(1) * rows + row, tl.sum(wide * wide, 0))
+
+
+def square_sums(x: torch.Tensor, sums: torch.Tensor, part: int) -> None:
+    """Launch. x [N, H]; sums [ceil(H / part), N] fp32, written: of `part` (2^n) elements each.
+
+    What `linear` leaves behind of a residual that it added to, here of one that nothing was yet
+    added to: once a step.
+    """
+    rows, hidden = x.shape
+    square_sums_kernel[(rows, sums.shape[0])](
+        x, sums, rows, x.stride(0), hidden, BLOCK=part, num_warps=1, **EXACT
+    )
+
+
 def warps_for(width: int) -> int:
     """Warps of a program that holds a row of this width: some 16 elements a thread."""
     return min(max(triton.next_power_of_2(width) // 512, 1), 16)
@@ -83,7 +112,7 @@ def warps_for(width: int) -> int:
 
 def variants() -> list[Variant]:
     """What models of 1B to 70B launch."""
-    return [
+    norms = [
         Variant(
             f"{dtype} {hidden}",
             add_rms_norm_kernel,
@@ -95,8 +124,20 @@ def variants() -> list[Variant]:
             {"ADD": True, "BLOCK": triton.next_power_of_2(hidden)},
             num_warps=warps_for(hidden),
             aligned=("x", "residual", "weight", "out", "x_row", "residual_row", "out_row"),
-            quick=dtype == "bf16",
+            quick=dtype == "bf16" and hidden == 4096,
         )
         for dtype in ("bf16", "fp16", "fp32")
         for hidden in (2048, 4096, 8192)
     ]
+    sums = [
+        Variant(
+            dtype,
+            square_sums_kernel,
+            {"x": f"*{dtype}", "sums": "*fp32", "rows": "i32", "x_row": "i32", "hidden": "i32"},
+            {"BLOCK": 64 if dtype == "fp32" else 128},
+            num_warps=1,
+            aligned=("x", "sums", "x_row", "hidden"),
+        )
+        for dtype in ("bf16", "fp16", "fp32")
+    ]
+    return norms + sums

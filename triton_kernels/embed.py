@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ptd_engine.triton_kernels.variants import Variant
+from .variants import Variant
 
 _BLOCK = 1024
 

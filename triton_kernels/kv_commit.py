@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ptd_engine.triton_kernels.variants import Variant
+from .variants import Variant
 
 
 @triton.jit

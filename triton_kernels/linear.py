@@ -15,21 +15,28 @@ import torch
 import triton
 import triton.language as tl
 
-from ptd_engine.triton_kernels.linear_product import joined, product
-from ptd_engine.triton_kernels.linear_weights import (
+from .linear_product import joined, product
+from .linear_weights import (
     FORMATS,
+    MOST_SPLIT_TILES,
     ROWS,
     PackedWeight,
     splits_for,
     tile_for,
 )
-from ptd_engine.triton_kernels.target import EXACT, narrow
-from ptd_engine.triton_kernels.variants import Variant
+from .target import EXACT, narrow
+from .variants import Variant
 
+# Dtype of the activations, by Triton's and by torch's name, and format of the weights.
+TYPES = (
+    *(("bf16", torch.bfloat16, name) for name in FORMATS),
+    ("fp16", torch.float16, "float"),
+    ("fp32", torch.float32, "float"),
+)
 MOST_BLOCKS = 64  # of rows in one launch: bounds the arrivals that are counted
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def linear_kernel(
     x: tl.tensor,
     weight: tl.tensor,
@@ -89,6 +96,11 @@ def blocks_of(weight: PackedWeight, dtype: torch.dtype) -> int:
     return triton.cdiv(weight.out_features, tile_for(weight.weight_format, dtype).columns)
 
 
+def arrivals_for(device: torch.device) -> torch.Tensor:
+    """The `arrivals` of every launch on a device."""
+    return torch.zeros(MOST_BLOCKS * MOST_SPLIT_TILES, dtype=torch.int32, device=device)
+
+
 def scratch(
     x: torch.Tensor, tiles: int, splits: int, columns: int, row_blocks: int
 ) -> torch.Tensor:
@@ -111,8 +123,7 @@ def linear(
         x: [M, in], rows of any stride.
         weight: [out, in] and its bias.
         out: [M, out] of any floating dtype; written, or added to where `sums` is given.
-        arrivals: int32 zeros, MOST_BLOCKS * blocks of outputs; zeros again when it is done. One
-            stream at a time may use them.
+        arrivals: `arrivals_for` the device, zeros before and after: one stream at a time.
         sums: fp32 [blocks of outputs, M], written: the squares of the new `out`.
     """
     rows = x.shape[0]
@@ -167,14 +178,9 @@ def weight_types(weight_format: str, dtype: str) -> Mapping[str, str]:
 
 def variants() -> list[Variant]:
     """Formats, dtypes and both ends, with K split and whole."""
-    torch_types = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
     found = []
-    for dtype, weight_format in (
-        *(("bf16", name) for name in FORMATS),
-        ("fp16", "float"),
-        ("fp32", "float"),
-    ):
-        tile = tile_for(weight_format, torch_types[dtype])
+    for dtype, torch_dtype, weight_format in TYPES:
+        tile = tile_for(weight_format, torch_dtype)
         for add, splits in ((False, 1), (True, 4)):
             constants: dict[str, Any] = {
                 "FORMAT": weight_format,
@@ -205,7 +211,7 @@ def variants() -> list[Variant]:
                         *("x", "weight", "scales", "minimums", "bias", "out", "sums", "partial"),
                         *("x_row", "out_row", "width", "outputs"),
                     ),
-                    quick=dtype == "bf16" and add,
+                    quick=dtype == "bf16" and add and weight_format != "int8",
                 )
             )
     return found

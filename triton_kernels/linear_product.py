@@ -25,7 +25,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ptd_engine.triton_kernels.target import dot, narrow
+from .target import dot, narrow
 
 GROUP = 32  # inputs that share a scale and a minimum in int4
 INT4_BLOCK = 128  # inputs in the low and high nibbles of 64 bytes

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from ptd_engine.triton_kernels.linear_product import GROUP, INT4_BLOCK
+from .linear_product import GROUP, INT4_BLOCK
 
 ROWS = 64  # of x, in a tile: what one wgmma takes, for every number of rows
 _PROGRAMS = 264  # what a GPU of 132 multiprocessors holds at once, two on each
+MOST_SPLIT_TILES = _PROGRAMS // 2  # with more tiles K is not split
 _MOST_SPLITS = 4  # of K: each writes and reads M N fp32
 _LEAST_DEPTH = 512  # inputs of a split
 FORMATS = ("float", "int8", "int4")
@@ -122,14 +123,23 @@ def dequantised(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
     return value.view(outputs, -1)[:, : weight.in_features].to(dtype)
 
 
-def tile_for(weight_format: str, dtype: torch.dtype, columns: int = 128) -> Tile:
-    """The tile for a format; `columns`: at most so many outputs, a power of two."""
+def tile_for(weight_format: str, dtype: torch.dtype) -> Tile:
+    """The tile for weights of a format, read by activations of a dtype."""
     if dtype == torch.float32:  # no tensor cores: exact products, few accumulators
-        return Tile(min(columns, 64), 32, 4, 2)
-    warps = 4 if columns <= 128 else 8
+        return Tile(64, 32, 8, 2)
     if weight_format == "float":
-        return Tile(columns, 64, warps, 4 if columns <= 128 else 3)
-    return Tile(columns, INT4_BLOCK, 8, 3)
+        return Tile(128, 64, 4, 4)
+    return Tile(128, INT4_BLOCK, 8, 3)
+
+
+def head_tile_for(weight_format: str, dtype: torch.dtype, head_dim: int) -> Tile:
+    """The tile that is one head, each half padded to a power of two."""
+    columns = 2 * triton.next_power_of_2(head_dim // 2)
+    if dtype == torch.float32:
+        return Tile(columns, 32 if columns <= 128 else 16, max(8, columns // 16), 2)
+    if weight_format == "float":
+        return Tile(columns, 64, max(4, columns // 16), 4 if columns <= 128 else 3)
+    return Tile(columns, INT4_BLOCK, 8, 3 if columns <= 128 else 2)
 
 
 def splits_for(tiles: int, inputs: int) -> int:

@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ptd_engine.triton_kernels.target import EXACT, narrow
-from ptd_engine.triton_kernels.variants import Variant
+from .target import EXACT, narrow
+from .variants import Variant
 
 _HEADS = 4  # a program: enough programs for one row, whole warps for D = 64
 
@@ -178,7 +178,7 @@ def variants() -> list[Variant]:
             },
             {"NORM": norm, "HEADS": _HEADS, "HALF": triton.next_power_of_2(head_dim // 2)},
             aligned=(*tensors, "cos_sin", *strides),
-            quick=dtype == "bf16" and head_dim == 128,
+            quick=dtype == "bf16" and head_dim == 128 and norm,
         )
         for dtype in ("bf16", "fp16", "fp32")
         for head_dim in (64, 80, 96, 128, 256)

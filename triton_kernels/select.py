@@ -19,8 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ptd_engine.triton_kernels.target import EXACT
-from ptd_engine.triton_kernels.variants import Variant
+from .target import EXACT
+from .variants import Variant
 
 CHUNK = 4096
 _NOWHERE = tl.constexpr(2**31 - 1)  # the id of a place that holds no logit
@@ -128,6 +128,8 @@ def argmax_and_successors(logits: torch.Tensor, sampling: torch.Tensor, out: tor
     out [N, 1 + K] int32, written: the argmax, then the K <= V largest ids.
     """
     rows, limit = logits.shape
+    if rows == 0:
+        return
     successors = out.shape[1] - 1
     found = max(successors, 1)
     chunks = triton.cdiv(limit, CHUNK)
@@ -181,7 +183,7 @@ def variants() -> list[Variant]:
             {"FOUND": max(k, 1), "SLOTS": max(k, 1), "MASSES": k > 0, "BLOCK": CHUNK},
             num_warps=8,
             aligned=("logits", "values", "ids", "broken", "masses", "logits_row"),
-            quick=dtype == "fp32",
+            quick=dtype == "fp32" and k > 0,
         )
         for dtype in ("fp32", "bf16", "fp16")
         for k in (0, 8)

@@ -19,8 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ptd_engine.triton_kernels.target import EXACT
-from ptd_engine.triton_kernels.variants import Variant
+from .target import EXACT
+from .variants import Variant
 
 _BLOCK = 4096
 _WARPS = 16
@@ -233,7 +233,7 @@ def variants() -> list[Variant]:
             {"FILTER": filters, "BLOCK": _BLOCK},
             num_warps=_WARPS,
             aligned=("logits", "temperature", "uniform", "logits_row"),
-            quick=dtype == "fp32",
+            quick=dtype == "fp32" and filters,
         )
         for dtype in ("fp32", "bf16", "fp16")
         for filters in (False, True)

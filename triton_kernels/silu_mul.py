@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ptd_engine.triton_kernels.target import EXACT, narrow
-from ptd_engine.triton_kernels.variants import Variant
+from .target import EXACT, narrow
+from .variants import Variant
 
 _BLOCK = 1024
 

@@ -396,6 +396,82 @@ class KVCommit(Protocol):
         ...
 
 
+class NormQKV(Protocol):
+    """`add_rms_norm` of nothing, `linear`, `rope_kv_write`: from the residual to q and the cache.
+
+    All roundings of the three are kept; only the order of sums may differ from theirs.
+    """
+
+    def __call__(
+        self,
+        residual: Tensor,
+        norm: Tensor,
+        eps: float,
+        weight: LinearWeight,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        cos_sin: Tensor,
+        positions: Tensor,
+        prefix_len: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        q_out: Tensor,
+        shared: StepScratch,
+    ) -> None:
+        """Arguments, with their shapes and dtypes.
+
+        residual [N, H] dtype, read; norm [H] dtype; weight [(Hq + 2 Hkv) D, H]; the others as for
+        `rope_kv_write`, `eps` of all norms.
+        """
+        ...
+
+
+class NormGateUp(Protocol):
+    """`add_rms_norm` of nothing, `linear`, `silu_mul`, with all their roundings."""
+
+    def __call__(
+        self,
+        residual: Tensor,
+        norm: Tensor,
+        eps: float,
+        weight: LinearWeight,
+        out: Tensor,
+        shared: StepScratch,
+    ) -> None:
+        """Arguments, with their shapes and dtypes.
+
+        residual [N, H] dtype, read; norm [H] dtype; weight [2 I, H]; out [N, I] dtype, written.
+        """
+        ...
+
+
+class LinearAdd(Protocol):
+    """residual += `linear`: the product is rounded to dtype, and so is the sum."""
+
+    def __call__(
+        self, x: Tensor, weight: LinearWeight, residual: Tensor, shared: StepScratch
+    ) -> None:
+        """Arguments, with their shapes and dtypes.
+
+        x [N, in] dtype; weight [H, in]; residual [N, H] dtype, updated in place.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class FusedOps:
+    """A layer in four ops beside the attention, where a launch costs more than a call.
+
+    A pass that uses one of them uses all, on one residual and with one `StepScratch`: from a
+    `linear_add` the next norm may know what it needs of the residual, and nothing else changes it
+    after the first norm of the pass.
+    """
+
+    norm_qkv: NormQKV
+    norm_gate_up: NormGateUp
+    linear_add: LinearAdd
+
+
 @dataclass(frozen=True)
 class OpChoice:
     """Which backend serves an op, and why (the reasons of the backends that were passed over)."""
@@ -422,6 +498,7 @@ class Ops:
         logits_dtype: of the logits that `head_select` and `linear` with the output matrix write;
             None: the model's dtype.
         packed_nbytes: bytes of a packed matrix; None: those of its elements in the dtype.
+        fused: a layer in fewer ops, None where the backend has none: the single ones do the same.
     """
 
     pack_linear: PackLinear
@@ -443,6 +520,7 @@ class Ops:
     shares_embedding: bool = False
     logits_dtype: torch.dtype | None = None
     packed_nbytes: PackedNbytes | None = None
+    fused: FusedOps | None = None
 
     def describe(self) -> tuple[OpChoice, ...]:
         """Return op, backend and reason for every op, in the order of the fields."""

@@ -10,7 +10,7 @@ import torch
 
 from ptd_engine import _core
 from ptd_engine.errors import ConfigError, UnavailableError
-from ptd_engine.kernels import cpu_ops, torch_ref
+from ptd_engine.kernels import cpu_ops, cuda_ops, torch_ref, triton_backend
 from ptd_engine.kernels.ops import OpChoice, Ops, WeightFormat
 from ptd_engine.kernels.request import KernelRequest
 
@@ -18,7 +18,7 @@ Probe = Callable[[KernelRequest], str | None]
 Loader = Callable[[KernelRequest], Mapping[str, object]]
 
 # Of `Ops`, what is no op. A loader gives those of its backend beside its ops, under these names.
-_EXTRAS = ("record", "shares_embedding", "logits_dtype", "packed_nbytes")
+_EXTRAS = ("record", "shares_embedding", "logits_dtype", "packed_nbytes", "fused")
 OP_NAMES: tuple[str, ...] = tuple(
     field.name for field in fields(Ops) if field.name not in ("choices", *_EXTRAS)
 )
@@ -53,6 +53,8 @@ class Backend:
 # In order of preference: `auto` takes the first that can serve.
 BACKENDS: tuple[Backend, ...] = (
     Backend("cpu", cpu_ops.probe, cpu_ops.load, cpu_ops.auto_probe, cpu_ops.VARIANTS),
+    Backend("triton", triton_backend.probe, triton_backend.load, triton_backend.auto_probe),
+    Backend("cuda", cuda_ops.probe, cuda_ops.load),
     Backend("torch", torch_ref.probe, torch_ref.load),
 )
 
@@ -168,14 +170,15 @@ class _Chooser:
     def extras(self, by_op: Mapping[str, str]) -> dict[str, Any]:
         """What the chosen backends give besides ops.
 
-        Recording needs all ops of a forward pass; the others go with the op they speak of.
+        Recording and fusion need all ops of a forward pass; the others go with the op they speak
+        of.
         """
         extras: dict[str, Any] = {}
         speaker = dict.fromkeys(_EXTRAS, "linear")
         alike = {by_op[op] for op in FORWARD_OPS}
         for extra, op in speaker.items():
             found = self._loaded_by_name(by_op[op])
-            needs_all = extra == "record" and len(alike) > 1
+            needs_all = extra in ("record", "fused") and len(alike) > 1
             needs_embed = extra == "shares_embedding" and by_op["embed"] != by_op["linear"]
             if extra in found and not needs_all and not needs_embed:
                 extras[extra] = found[extra]

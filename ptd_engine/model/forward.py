@@ -142,30 +142,40 @@ class CausalLM:
         qkv, q = buffers.qkv[:n], buffers.q[:n]  # [N, (Hq + 2 Hkv) D], [N, Hq, D]
         attended, projected = buffers.attended[:n], buffers.projected[:n]  # [N, Hq D], [N, H]
         gate_up, activated = buffers.gate_up[:n], buffers.activated[:n]  # [N, 2 I], [N, I]
-        cos_sin = self.rope.cos_sin
+        places = (self.rope.cos_sin, positions, prefix_len)
 
-        ops.embed(token_ids, self.weights.embed, residual)
-        branch: Tensor | None = None  # what the residual stream has still to take in
-        for layer, k, v in zip(self.weights.layers, cache.k, cache.v, strict=True):
-            ops.add_rms_norm(branch, residual, layer.input_norm, eps, x)
-            ops.linear(x, layer.qkv, qkv)
-            ops.rope_kv_write(
-                qkv,
-                layer.q_norm,
-                layer.k_norm,
-                eps,
-                cos_sin,
-                positions,
-                prefix_len,
-                k,
-                v,
-                q,
-                shared,
-            )
+        def attend(k: Tensor, v: Tensor) -> None:
             if mask is None:
                 ops.causal_attention(q, k, v, prefix_len, kv_bound, scale, attended, shared)
             else:
                 ops.tree_attention(q, k, v, mask, prefix_len, kv_bound, scale, attended, shared)
+
+        ops.embed(token_ids, self.weights.embed, residual)
+        branch: Tensor | None = None  # what the residual stream has still to take in
+        for layer, k, v in zip(self.weights.layers, cache.k, cache.v, strict=True):
+            head_norms = (layer.q_norm, layer.k_norm)
+            if (fused := ops.fused) is not None:
+                fused.norm_qkv(
+                    residual,
+                    layer.input_norm,
+                    eps,
+                    layer.qkv,
+                    *head_norms,
+                    *places,
+                    k,
+                    v,
+                    q,
+                    shared,
+                )
+                attend(k, v)
+                fused.linear_add(attended, layer.o, residual, shared)
+                fused.norm_gate_up(residual, layer.post_norm, eps, layer.gate_up, activated, shared)
+                fused.linear_add(activated, layer.down, residual, shared)
+                continue
+            ops.add_rms_norm(branch, residual, layer.input_norm, eps, x)
+            ops.linear(x, layer.qkv, qkv)
+            ops.rope_kv_write(qkv, *head_norms, eps, *places, k, v, q, shared)
+            attend(k, v)
             ops.linear(attended, layer.o, projected)
             ops.add_rms_norm(projected, residual, layer.post_norm, eps, x)
             ops.linear(x, layer.gate_up, gate_up)

@@ -20,11 +20,16 @@ from ptd_engine.triton_kernels.silu_mul import silu_mul
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # exp(200) is inf
+pytestmark = [
+    pytest.mark.usefixtures("on_kernel_device"),
+    pytest.mark.filterwarnings("ignore:overflow encountered in exp"),  # exp(200) is inf
+]
 
 
 def make(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    values = torch.randn(shape, generator=generator, device="cpu")
+    return values.to(torch.get_default_device()).to(dtype)
 
 
 def strided(tensor: Tensor) -> Tensor:

@@ -12,12 +12,15 @@ from ptd_engine.kernels import SelectMode, torch_select
 from ptd_engine.triton_kernels.select import CHUNK, argmax_and_successors
 from ptd_engine.triton_kernels.select_draw import draw
 
+pytestmark = pytest.mark.usefixtures("on_kernel_device")
 NAN, INF = float("nan"), float("inf")
 OFF = (0.0, 1.0, 0.0, 0.0)
 
 
 def make(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator("cpu").manual_seed(seed)
+    values = torch.randn(shape, generator=generator, device="cpu")
+    return values.to(torch.get_default_device())
 
 
 def select(
