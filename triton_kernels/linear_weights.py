@@ -13,7 +13,7 @@ ROWS = 64  # of x, in a tile: what one wgmma takes, for every number of rows
 _PROGRAMS = 264  # what a GPU of 132 multiprocessors holds at once, two on each
 MOST_SPLIT_TILES = _PROGRAMS // 2  # with more tiles K is not split
 _MOST_SPLITS = 4  # of K: each writes and reads M N fp32
-_LEAST_DEPTH = 512  # inputs of a split
+LEAST_DEPTH = 512  # inputs of a split
 FORMATS = ("float", "int8", "int4")
 
 
@@ -148,7 +148,7 @@ def splits_for(tiles: int, inputs: int) -> int:
     while (
         splits < _MOST_SPLITS
         and tiles * splits * 2 <= _PROGRAMS
-        and inputs // (splits * 2) >= _LEAST_DEPTH
+        and inputs // (splits * 2) >= LEAST_DEPTH
     ):
         splits *= 2
     return splits

@@ -15,3 +15,10 @@ def on_kernel_device() -> Iterator[torch.device]:
     """New tensors are made where the Triton kernels run."""
     with KERNEL_DEVICE:
         yield KERNEL_DEVICE
+
+
+@pytest.fixture
+def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of 128 inputs are split already: an interpreted one of 2,048 takes seconds."""
+    weights = pytest.importorskip("ptd_engine.triton_kernels.linear_weights")
+    monkeypatch.setattr(weights, "LEAST_DEPTH", 32)
