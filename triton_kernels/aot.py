@@ -24,7 +24,19 @@ from pathlib import Path
 
 from .variants import Variant
 
-MODULES = ("attention_variants",)
+MODULES = (
+    "attention_variants",
+    "add_rms_norm",
+    "embed",
+    "kv_commit",
+    "linear",
+    "linear_gate_up",
+    "linear_qkv",
+    "rope_kv_write",
+    "select",
+    "select_draw",
+    "silu_mul",
+)
 # Bytes of shared memory that one block may have.
 SHARED_LIMIT = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 BEGIN, END = "<!-- kernels:aot -->", "<!-- /kernels:aot -->"
