@@ -110,6 +110,20 @@ class Arguments:
         )
 
 
+def room_for(workspace: Tensor | None, numel: int, like: Tensor) -> Tensor:
+    """The workspace if it has `numel` fp32 elements, a new one for None.
+
+    Raises:
+        ValueError: it is too small, or of another dtype.
+    """
+    if workspace is None:
+        return torch.empty(numel, dtype=torch.float32, device=like.device)
+    held = f"{workspace.numel()} elements of {workspace.dtype}"
+    enough = workspace.numel() >= numel and workspace.dtype == torch.float32
+    _require(enough, "workspace", held, f"{numel} of float32")
+    return workspace
+
+
 def _require(holds: bool, field: str, value: object, allowed: str) -> None:
     if not holds:
         raise ValueError(f"Triton attention: {field} is {value}, allowed: {allowed}")

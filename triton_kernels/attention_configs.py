@@ -1,8 +1,8 @@
 """Block shapes of the attention kernels, by GPU generation, dtype and head size.
 
 A table instead of autotuning, which would stall the first steps of a request. What decides the bits
-of a row (tile, split) must be the same in every launch of an engine; block_m only packs rows and
-does not change them, as long as a warp computes whole rows (block_m >= 16 num_warps).
+of a row (tile, split) must be the same in every launch of an engine; block_m, warps and stages only
+say how rows share the work and do not change them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,20 @@ class AttentionConfig:
             share a read of keys and values. The smallest one that holds all of a step is taken.
         stages: tiles in flight.
         tail_block: BLOCK_M where one tree row's heads are alone.
+        rows_per_warp: decides the warps of a block.
+        dense_most: the largest BLOCK_M with exact=False.
+        causal_columns: columns of the result that a program of `causal_attention` computes.
+        causal_stages: its tiles in flight.
     """
 
     tile: int
     row_blocks: tuple[int, ...]
     stages: int
     tail_block: int = 64
+    rows_per_warp: int = 16
+    dense_most: int = 128
+    causal_columns: int = 64
+    causal_stages: int = 2
 
     def row_block(self, rows: int) -> int:
         """BLOCK_M for `rows` pairs of a tree row and a head of its group."""
@@ -37,29 +45,33 @@ class AttentionConfig:
         return self.row_blocks[-1]
 
     def warps(self, block_m: int) -> int:
-        """Four warps for 64 rows, eight for 128: one warp, or warp group, for each slice of M."""
-        return 8 if block_m >= 128 else 4
+        """Warps of a block: at least a group of four, which Hopper's matrix instruction wants."""
+        return max(4, block_m // self.rows_per_warp)
 
 
-# (generation, bytes of q's dtype, padded head size). fp32 has no matrix instruction in full
-# precision: small blocks, for the registers.
+# (generation, bytes of q's dtype, padded head size). Tiles are as large as nothing is spilled. fp32
+# has no matrix instruction in full precision: small blocks.
 _TABLE = {
     (80, 2, 64): AttentionConfig(64, (64, 128), 4),
-    (80, 2, 128): AttentionConfig(64, (64, 128), 3),
-    (80, 2, 256): AttentionConfig(32, (64,), 2),
+    (80, 2, 128): AttentionConfig(64, (64, 128), 3, dense_most=64),
+    (80, 2, 256): AttentionConfig(32, (64,), 2, rows_per_warp=8),
     (90, 2, 64): AttentionConfig(64, (64, 128), 4),
     (90, 2, 128): AttentionConfig(64, (64, 128), 4),
-    (90, 2, 256): AttentionConfig(64, (64,), 2),
+    (90, 2, 256): AttentionConfig(16, (64,), 3, rows_per_warp=8),
     (100, 2, 64): AttentionConfig(64, (128,), 4, tail_block=128),
     (100, 2, 128): AttentionConfig(64, (128,), 4, tail_block=128),
-    (100, 2, 256): AttentionConfig(64, (128,), 2, tail_block=128),
+    (100, 2, 256): AttentionConfig(16, (64,), 3, rows_per_warp=8),
 }
 _FP32 = {
-    64: AttentionConfig(32, (32,), 2, tail_block=32),
-    128: AttentionConfig(32, (32,), 2, tail_block=32),
-    256: AttentionConfig(16, (16,), 2, tail_block=16),
+    64: AttentionConfig(32, (16,), 1, tail_block=16, rows_per_warp=4),
+    128: AttentionConfig(16, (16,), 1, tail_block=16, rows_per_warp=2),
 }
-MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
+MIN_HEAD_DIM = 16
+
+
+def max_head_dim(dtype: torch.dtype) -> int:
+    """The largest head size: in fp32, 256 wide rows would not fit into registers."""
+    return 128 if dtype == torch.float32 else 256
 
 
 def padded_head_dim(head_dim: int) -> int:
@@ -73,8 +85,9 @@ def attention_config(arch: int, dtype: torch.dtype, head_dim: int) -> AttentionC
     Raises:
         ValueError: no kernel of this dtype or head size.
     """
-    if not MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM:
-        allowed = f"{MIN_HEAD_DIM} to {MAX_HEAD_DIM}"
+    most = max_head_dim(dtype)
+    if not MIN_HEAD_DIM <= head_dim <= most:
+        allowed = f"{MIN_HEAD_DIM} to {most} in {dtype}"
         raise ValueError(f"Triton attention: head_dim is {head_dim}, allowed: {allowed}")
     padded = padded_head_dim(head_dim)
     if dtype == torch.float32:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import triton
 
-from .attention_configs import AttentionConfig, attention_config, padded_head_dim
+from .attention_configs import AttentionConfig, attention_config, max_head_dim, padded_head_dim
 from .causal_attention import causal_kernel
 from .tree_attention_dense import combine_kernel, dense_kernel
 from .tree_attention_prefix import prefix_kernel
@@ -19,6 +19,7 @@ HEAD_DIMS = (64, 80, 96, 128, 256)
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _FLOATS = ("c", "v_scale")
 _SPLIT = 512
+_QUICK_FP32 = (90, torch.float32)
 
 
 def _variant(
@@ -45,6 +46,7 @@ def _variant(
         "D": head_dim,
         "D_PAD": padded_head_dim(head_dim),
         "BLOCK_M": block,
+        "COLUMNS": min(config.causal_columns, padded_head_dim(head_dim)),
         "GROUP_PAD": triton.next_power_of_2(group),
         "TILE": config.tile,
         "SPLIT": _SPLIT,
@@ -72,11 +74,14 @@ def _of(
 ) -> Iterator[Variant]:
     """All kernels for one dtype and head size."""
     for block in config.row_blocks:
-        for kernel in (prefix_kernel, dense_kernel):
-            yield _variant(kernel, arch, dtype, head_dim, block, stages=config.stages, **options)
+        yield _variant(prefix_kernel, arch, dtype, head_dim, block, stages=config.stages, **options)
+        if block <= config.dense_most:
+            yield _variant(
+                dense_kernel, arch, dtype, head_dim, block, stages=config.stages, **options
+            )
     for kernel in (tail_kernel, combine_kernel):
         yield _variant(kernel, arch, dtype, head_dim, config.tail_block, **options)
-    stages = min(config.stages, 2)
+    stages = config.causal_stages
     yield _variant(
         causal_kernel, arch, dtype, head_dim, config.tail_block, stages=stages, **options
     )
@@ -87,9 +92,11 @@ def variants() -> list[Variant]:
     found: list[Variant] = []
     for arch in ARCHS:
         for dtype in _NAMES:
-            for head_dim in HEAD_DIMS:
+            for head_dim in [x for x in HEAD_DIMS if x <= max_head_dim(dtype)]:
                 config = attention_config(arch, dtype, head_dim)
-                quick = head_dim == 128 and dtype is not torch.float16
+                quick = head_dim == 128 and (
+                    dtype is torch.bfloat16 or (arch, dtype) == _QUICK_FP32
+                )
                 found += _of(config, arch, dtype, head_dim, quick=quick)
         config = attention_config(arch, torch.bfloat16, 128)
         fp8 = "fp8e4nv" if arch >= 90 else "u8"

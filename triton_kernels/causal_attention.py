@@ -1,30 +1,31 @@
 """Attention of a chain (prefill chunks), with the bits of `tree_attention` in its exact form.
 
-Grid (M block, KV head). M packs (row, head of the group), as in the tree kernels. Row i of the
-chunk stands at position prefix_len + i, which is also its cache row: nothing has to be gathered. A
-program walks through all positions that one of its rows sees, tile by tile, split by split, with
+Grid (M block, KV head, block of COLUMNS of the result). M packs (row, head of the group), as in the
+tree kernels. Two states have to be held, of a split and of those before it; where they would not
+fit into registers the columns of the result are shared out, and the scores are computed twice.
+
+Row i of the chunk stands at position prefix_len + i, which is also its cache row: nothing has to be
+gathered. A program walks through all positions that one of its rows sees, tile by tile, split by
+split, with
 the update of the tree kernels and the same joining of splits; tiles above a row's own position
 leave its state as it is, bit for bit. So it makes no difference how a prompt is cut into chunks,
 nor whether a token was part of one or was decoded.
 
 Traffic: keys and values up to the block's last position for each block of BLOCK_M / GROUP rows,
-from the second block on out of L2. With 64 rows of M a byte of K or V serves 64 multiply-adds.
+from the second block on out of L2. With 64 rows of M a byte of K or V serves 32 multiply-adds.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .attention_arguments import Arguments
-from .attention_configs import AttentionConfig
+from .attention_configs import AttentionConfig, padded_head_dim
 from .target import EXACT, dot
 from .tree_attention_prefix import load_queries
-from .tree_attention_state import NOTHING, advance, load_kv, merge
+from .tree_attention_state import NOTHING, SUMS, advance, load_kv, merge
 from .tree_attention_tail import store_block
 
 
@@ -49,6 +50,7 @@ def causal_kernel(
     D: tl.constexpr,
     D_PAD: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    COLUMNS: tl.constexpr,
     TILE: tl.constexpr,
     SPLIT: tl.constexpr,
 ) -> None:
@@ -65,25 +67,28 @@ def causal_kernel(
     v_ptr += head.to(tl.int64) * stride_vh
     d = tl.arange(0, D_PAD)
     t = tl.arange(0, TILE)
+    columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     m_all = tl.full([BLOCK_M], NOTHING, tl.float32)
     z_all = tl.zeros([BLOCK_M], tl.float32)
-    acc_all = tl.zeros([BLOCK_M, D_PAD], tl.float32)
+    acc_all = tl.zeros([BLOCK_M, COLUMNS], tl.float32)
     for begin in tl.range(0, stop, SPLIT):
         m = tl.full([BLOCK_M], NOTHING, tl.float32)
-        z = tl.zeros([BLOCK_M], tl.float32)
-        acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
+        z = tl.zeros([BLOCK_M, SUMS], tl.float32)
+        acc = tl.zeros([BLOCK_M, COLUMNS], tl.float32)
         for start in tl.range(begin, tl.minimum(begin + SPLIT, stop), TILE):
             at = start + t
-            keep = (at < stop)[:, None] & (d < D)[None, :]
+            live = (at < stop)[:, None]
             row = at.to(tl.int64)[:, None]
-            k = load_kv(k_ptr + row * stride_ks + d[None, :], keep, q.dtype, True)
+            k_ptrs = k_ptr + row * stride_ks + d[None, :]
+            k = load_kv(k_ptrs, live & (d < D)[None, :], q.dtype, True)
             scores = dot(q, tl.trans(k), tl.zeros([BLOCK_M, TILE], tl.float32))
             scores = tl.where(at[None, :] <= position[:, None], scores, NOTHING)
-            v = load_kv(v_ptr + row * stride_vs + d[None, :], keep, q.dtype, True)
+            v_ptrs = v_ptr + row * stride_vs + columns[None, :]
+            v = load_kv(v_ptrs, live & (columns < D)[None, :], q.dtype, True)
             m, z, acc = advance(m, z, acc, scores, v, c)
-        m_all, z_all, acc_all = merge(m_all, z_all, acc_all, m, z, acc, c)
+        m_all, z_all, acc_all = merge(m_all, z_all, acc_all, m, tl.max(z, 1), acc, c)
     out = (r // GROUP).to(tl.int64) * stride_on + (head * GROUP + r % GROUP) * D
-    store_block(out_ptr, out, r < rows, z_all, acc_all, v_scale, D, D_PAD)
+    store_block(out_ptr, out, columns, r < rows, z_all, acc_all, v_scale, D)
 
 
 def causal_attention(
@@ -112,9 +117,9 @@ def causal_attention(
     """
     a = Arguments.of(q, k_cache, v_cache, scale, out, split, k_scale, v_scale, config)
     config = a.config
+    columns = min(config.causal_columns, padded_head_dim(a.head_dim))
     block = max(config.tail_block, triton.next_power_of_2(a.group))
-    constants: Mapping[str, Any] = a.shape_constants | {"BLOCK_M": block}
-    causal_kernel[triton.cdiv(a.rows, block), a.kv_heads](
+    causal_kernel[triton.cdiv(a.rows, block), a.kv_heads, triton.cdiv(a.head_dim, columns)](
         q,
         a.k,
         a.v,
@@ -125,8 +130,10 @@ def causal_attention(
         out.stride(0),
         a.c,
         v_scale,
-        **constants,
+        **a.shape_constants,
+        BLOCK_M=block,
+        COLUMNS=columns,
         num_warps=config.warps(block),
-        num_stages=min(config.stages, 2),
+        num_stages=config.causal_stages,
         **EXACT,
     )

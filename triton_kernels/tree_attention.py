@@ -13,11 +13,10 @@ Nothing is read back from the device; the grids depend on shapes and on kv_bound
 
 from __future__ import annotations
 
-import torch
 import triton
 from torch import Tensor
 
-from .attention_arguments import Arguments
+from .attention_arguments import Arguments, room_for
 from .attention_configs import AttentionConfig
 from .target import EXACT
 from .tree_attention_dense import combine_kernel, dense_kernel
@@ -78,11 +77,7 @@ def tree_attention(
         allowed = f"contiguous [N, ceil(N / 64)], N up to {MAX_NODES}"
         raise ValueError(f"Triton attention: mask is {tuple(mask.shape)}, allowed: {allowed}")
     numel = workspace_numel(a.n, a.q_heads, a.head_dim, kv_bound, split)
-    if workspace is None:
-        workspace = torch.empty(numel, dtype=torch.float32, device=q.device)
-    elif workspace.numel() < numel or workspace.dtype != torch.float32:
-        held = f"{workspace.numel()} elements of {workspace.dtype}"
-        raise ValueError(f"Triton attention: workspace is {held}, allowed: {numel} of float32")
+    workspace = room_for(workspace, numel, q)
     launch = _exact if exact else _dense
     launch(a, q, mask, prefix_len, kv_bound, v_scale, out, workspace)
 
@@ -163,7 +158,7 @@ def _dense(
     config = a.config
     splits = triton.cdiv(max(0, kv_bound - a.n), a.split)
     acc, stats = _states(a, splits + 1, workspace)
-    block = config.row_block(a.rows)
+    block = min(config.row_block(a.rows), config.dense_most)
     dense_kernel[triton.cdiv(a.rows, block), a.kv_heads, splits + 1](
         q,
         a.k,

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from .target import dot
 from .tree_attention_prefix import load_queries, load_state, prefix_state, store_state
-from .tree_attention_state import NOTHING, advance, load_kv, merge
+from .tree_attention_state import NOTHING, SUMS, advance, load_kv, merge
 from .tree_attention_tail import store_block
 
 
@@ -92,20 +92,22 @@ def dense_kernel(
         d = tl.arange(0, D_PAD)
         t = tl.arange(0, TILE)
         m = tl.full([BLOCK_M], NOTHING, tl.float32)
-        z = tl.zeros([BLOCK_M], tl.float32)
+        sums = tl.zeros([BLOCK_M, SUMS], tl.float32)
         acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
         stop = prefix_len + rows // GROUP
-        for start in tl.range(complete, stop, TILE):
+        for start in tl.range(complete, stop, TILE, num_stages=1):
             at = (start + t).to(tl.int64)
             keep = (at < stop)[:, None] & (d < D)[None, :]
             bits = visible_bits(mask_ptr, node, start - prefix_len, live, WORDS)
-            seen = ((bits[:, None] >> t.to(tl.uint64)[None, :]) & 1) != 0
+            low, high = bits.to(tl.uint32), (bits >> 32).to(tl.uint32)
+            half = tl.where((t < 32)[None, :], low[:, None], high[:, None])
+            seen = ((half >> (t & 31).to(tl.uint32)[None, :]) & 1) != 0
             k = load_kv(k_ptr + at[:, None] * stride_ks + d[None, :], keep, q.dtype, True)
             scores = dot(q, tl.trans(k), tl.zeros([BLOCK_M, TILE], tl.float32))
             scores = tl.where(seen, scores, NOTHING)
             v = load_kv(v_ptr + at[:, None] * stride_vs + d[None, :], keep, q.dtype, True)
-            m, z, acc = advance(m, z, acc, scores, v, c)
-        store_state(acc_ptr, stats_ptr, slot, r, rows, m, z, acc, D, D_PAD)
+            m, sums, acc = advance(m, sums, acc, scores, v, c)
+        store_state(acc_ptr, stats_ptr, slot, r, rows, m, tl.max(sums, 1), acc, D, D_PAD)
     else:
         m, z, acc = prefix_state(
             q, k_ptr, v_ptr, begin, end, stride_ks, stride_vs, c, BLOCK_M, TILE, D, D_PAD
@@ -150,4 +152,4 @@ def combine_kernel(
         m_all, z_all, acc_all = merge(m_all, z_all, acc_all, m, z, acc, c)
     m_all, z_all, acc_all = merge(m_all, z_all, acc_all, m_tree, z_tree, acc_tree, c)
     out = row.to(tl.int64) * stride_on + (head * GROUP + g) * D
-    store_block(out_ptr, out, own, z_all, acc_all, v_scale, D, D_PAD)
+    store_block(out_ptr, out, tl.arange(0, D_PAD), own, z_all, acc_all, v_scale, D)

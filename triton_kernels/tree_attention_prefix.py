@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from .target import dot
-from .tree_attention_state import NOTHING, advance, load_kv
+from .tree_attention_state import NOTHING, SUMS, advance, load_kv
 
 
 @triton.jit
@@ -63,7 +63,7 @@ def prefix_state(
     k_at = t[:, None] * stride_ks + d[None, :]
     v_at = t[:, None] * stride_vs + d[None, :]
     m = tl.full([BLOCK_M], NOTHING, tl.float32)
-    z = tl.zeros([BLOCK_M], tl.float32)
+    z = tl.zeros([BLOCK_M, SUMS], tl.float32)
     acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
     row = begin.to(tl.int64)
     for _ in tl.range(begin, end, TILE):
@@ -72,7 +72,7 @@ def prefix_state(
         v = load_kv(v_ptr + row * stride_vs + v_at, keep, q.dtype, D != D_PAD)
         m, z, acc = advance(m, z, acc, scores, v, c)
         row += TILE
-    return m, z, acc
+    return m, tl.max(z, 1), acc
 
 
 @triton.jit

@@ -5,8 +5,13 @@ these times the values; c = scale * log2(e). The result is acc / z. All are fp32
 
 A row's bits depend on the order and the shape of the operations. Both are fixed here: `advance`
 takes one tile of positions, `merge` joins two states, products and sums are fused where tl.fma says
-so and nowhere else. Positions a row may not see have the score -inf: they change no bit of it, in
-whichever tile they stand, because 2**-inf is 0 and adding 0 or scaling by 2**0 is exact.
+so and nowhere else. No sum is left to a reduction over threads, whose order follows the layout that
+the compiler picks for a block: z is summed like acc, by the matrix instruction, as one more column
+of values that are all 1. It has SUMS equal columns (what an instruction takes at least) while tiles
+are added. Maxima do not depend on their order.
+
+Positions a row may not see have the score -inf: they change no bit of it, in whichever tile they
+stand, because 2**-inf is 0 and adding 0 or scaling by 2**0 is exact.
 """
 
 from __future__ import annotations
@@ -17,19 +22,20 @@ import triton.language as tl
 from .target import INTERPRETED, dot, narrow
 
 NOTHING: tl.constexpr = tl.constexpr(float("-inf"))
+SUMS: tl.constexpr = tl.constexpr(16)
 
 
 @triton.jit
 def advance(
     m: tl.tensor, z: tl.tensor, acc: tl.tensor, scores: tl.tensor, v: tl.tensor, c: tl.tensor
 ) -> tl.tensor:
-    """The state after one more tile: scores [M, TILE] raw fp32, v [TILE, D]."""
+    """The state after one more tile: scores [M, TILE] raw fp32, v [TILE, D]; z is [M, SUMS]."""
     m_new = tl.maximum(m, tl.max(scores, 1))
     base = tl.where(m_new == NOTHING, 0.0, m_new) * c  # -inf - -inf would be NaN
     shrink = tl.exp2(m * c - base)
-    p = tl.exp2(tl.fma(scores, c, -base[:, None]))
-    z = tl.fma(z, shrink, tl.sum(p, 1))
-    acc = dot(narrow(p, v.dtype), v, acc * shrink[:, None])
+    p = narrow(tl.exp2(tl.fma(scores, c, -base[:, None])), v.dtype)
+    z = dot(p, tl.full([v.shape[0], SUMS], 1.0, v.dtype), z * shrink[:, None])
+    acc = dot(p, v, acc * shrink[:, None])
     return m_new, z, acc
 
 

@@ -22,7 +22,7 @@ import triton.language as tl
 from .ancestors import ancestor_at, depth_of
 from .target import dot, narrow
 from .tree_attention_prefix import load_queries, load_state
-from .tree_attention_state import NOTHING, advance, load_kv, merge
+from .tree_attention_state import NOTHING, SUMS, advance, load_kv, merge
 
 
 @triton.jit
@@ -49,15 +49,14 @@ def first_values(
 def store_block(
     out_ptr: tl.tensor,
     at: tl.tensor,
+    d: tl.tensor,
     live: tl.tensor,
     z: tl.tensor,
     acc: tl.tensor,
     v_scale: tl.tensor,
     D: tl.constexpr,
-    D_PAD: tl.constexpr,
 ) -> None:
-    """acc / z * v_scale [M, D], rounded once, to the elements from `at` [M] on, where `live`."""
-    d = tl.arange(0, D_PAD)
+    """acc / z * v_scale, rounded once, to elements at [M] + d [columns], where live and d < D."""
     total = tl.where(live, z, 1.0)
     value = narrow(acc / total[:, None] * v_scale, out_ptr.dtype.element_ty)
     tl.store(out_ptr + at[:, None] + d[None, :], value, mask=live[:, None] & (d < D)[None, :])
@@ -128,6 +127,7 @@ def tail_kernel(
         m, z, acc = load_state(
             acc_ptr, stats_ptr, s * kv_heads + head, row * GROUP + r, rows, begun, D, D_PAD
         )
+        z = tl.broadcast_to(z[:, None], [BLOCK_M, SUMS])
         tile_from = tl.maximum(s * SPLIT, complete)
         tile_to = tl.minimum(s * SPLIT + SPLIT, position + 1)
         for start in tl.range(tile_from, tile_to, TILE):
@@ -146,9 +146,9 @@ def tail_kernel(
             z_all,
             acc_all,
             first_values(m, own, float("-inf"), GROUP_PAD),
-            first_values(z, own, 0.0, GROUP_PAD),
+            first_values(tl.max(z, 1), own, 0.0, GROUP_PAD),
             first_rows(acc, own, GROUP_PAD),
             c,
         )
     out = row.to(tl.int64) * stride_on + (head * GROUP + g) * D
-    store_block(out_ptr, out, g < GROUP, z_all, acc_all, v_scale, D, D_PAD)
+    store_block(out_ptr, out, d, g < GROUP, z_all, acc_all, v_scale, D)
