@@ -145,15 +145,13 @@ def _server(args: argparse.Namespace) -> Iterator[tuple[int, subprocess.Popen[st
 
 def _port(log: Any) -> int:
     """Read the log up to where the server runs, and go on reading it so that it never blocks."""
-    deadline, port, lines = time.perf_counter() + _START_S, 0, []
+    deadline, lines = time.perf_counter() + _START_S, []
     while time.perf_counter() < deadline and (line := log.readline()):
         lines.append(line)
         entry = json.loads(line) if line.startswith("{") else {}
         if entry.get("message") == "serving":
-            port = int(entry["url"].rsplit(":", 1)[1])
-        if "startup complete" in line:
             threading.Thread(target=lambda: all(log), daemon=True).start()
-            return port
+            return int(entry["url"].rsplit(":", 1)[1])
     raise EngineError(f"The server did not start: {''.join(lines)[-2000:]}")
 
 

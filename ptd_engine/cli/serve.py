@@ -112,8 +112,8 @@ def serve(
         default_max_tokens=default_max_tokens,
         log_format=log_format,
     )
-    logs.configure(log_format)
     listener = bind(host, port)  # before the model is read, which takes its time
+    logs.configure(log_format)
     from ptd_engine.llm import LLM
 
     llm = LLM.from_pretrained(

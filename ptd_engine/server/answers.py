@@ -170,7 +170,7 @@ class Answer:
         return {"token": self._spell(token), "logprob": _finite(logprob), "bytes": list(raw)}
 
     def _spell(self, token: int) -> str:
-        """Text, or as OpenAI does "bytes:\\xe4" for part of a character: each has its own name."""
+        """Its text, or for part of a character the bytes' values: each has a name of its own."""
         raw = self.tokenizer.token_bytes(token)
         try:
             return raw.decode("utf-8")

@@ -158,7 +158,8 @@ def _reporter(metrics: Metrics) -> Callable[[str, ApiError], None]:
     def report(path: str, error: ApiError) -> None:
         # A label of few values, whatever paths are asked for.
         metrics.requests.labels(known.get(path, "other"), error.status).inc()
-        logs.event(_log, "refused", path=path, status=error.status, error=str(error))
+        # Not the message: it may hold what the client wrote.
+        logs.event(_log, "refused", path=path, status=error.status, param=error.param)
 
     return report
 

@@ -39,6 +39,7 @@ class ApiError(Exception):
         """
         super().__init__(message)
         self.status = status
+        self.param = param
         self.headers = dict(headers or {})
         self.body: dict[str, Any] = {
             "error": {"message": message, "type": kind, "param": param, "code": code}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ptd_engine.config import ResolvedParams
@@ -13,6 +13,8 @@ from ptd_engine.outputs import Chunk, ChunkStream, GenerationOutput
 
 Phase = Literal["queued", "prefill", "decode", "done"]
 CancelReason = Literal["disconnect", "timeout", "shutdown"]
+
+MOST_TREES = 256  # kept for a client that does not read
 
 
 class RequestCancelledError(Exception):
@@ -102,7 +104,13 @@ class Job:
         return now - before
 
     def post(self, result: Chunk | Exception) -> None:
-        """Hand over a chunk, or how the request ended without the last one; from any thread."""
+        """Hand over a chunk, or how the request ended without the last one; from any thread.
+
+        A client that is far behind gets no more trees: they are for display, and would be most of
+        what is kept for it.
+        """
+        if isinstance(result, Chunk) and result.tree and self._results.qsize() >= MOST_TREES:
+            result = replace(result, tree=None)
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._results.put_nowait, result)
 

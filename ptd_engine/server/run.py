@@ -9,6 +9,7 @@ import socket
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from ptd_engine.errors import ConfigError
 from ptd_engine.llm import LLM
@@ -23,7 +24,21 @@ _GRACE_S = 5.0  # after the running request: to hand over its last parts
 
 
 class Server(uvicorn.Server):
-    """Tells the engine about the end when the signal comes, not after the last connection."""
+    """Says when it can be reached, and tells the engine about the end when the signal comes, not
+    after the last connection.
+    """
+
+    def __init__(self, config: uvicorn.Config, model_name: str) -> None:
+        super().__init__(config)
+        self._model_name = model_name
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn.Server."""
+        await super().startup(sockets)
+        if self.started and sockets:
+            host, port = sockets[0].getsockname()[:2]
+            url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            logs.event(_log, "serving", model=self._model_name, url=url)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """End gracefully; a second Ctrl-C ends at once. The exit status is that of a success."""
@@ -58,10 +73,10 @@ def bind(host: str, port: int) -> socket.socket:
     return made
 
 
-def make_server(llm: LLM, config: ServerConfig) -> Server:
-    """A server that is not running yet."""
+def make_server(app: FastAPI, config: ServerConfig) -> Server:
+    """A server of an application of `create_app` that is not running yet."""
     settings = uvicorn.Config(
-        create_app(llm, config),
+        app,
         http="h11",
         ws="none",
         lifespan="on",
@@ -71,7 +86,7 @@ def make_server(llm: LLM, config: ServerConfig) -> Server:
         limit_concurrency=_MOST_CONNECTIONS,
         timeout_graceful_shutdown=round(config.shutdown_timeout_s + _GRACE_S),
     )
-    return Server(settings)
+    return Server(settings, config.model_name)
 
 
 def serve(llm: LLM, config: ServerConfig, listener: socket.socket) -> None:
@@ -80,13 +95,10 @@ def serve(llm: LLM, config: ServerConfig, listener: socket.socket) -> None:
     Args:
         listener: of `bind`.
     """
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    logs.event(_log, "serving", model=config.model_name, url=f"http://{shown}:{port}")
     if not config.is_local and config.api_key is None:
         _log.warning(
             "The server is reachable from other machines and asks nobody for a key: set one "
             "(--api-key, PTD_ENGINE_API_KEY), or listen at 127.0.0.1."
         )
-    make_server(llm, config).run(sockets=[listener])
+    make_server(create_app(llm, config), config).run(sockets=[listener])
     logs.event(_log, "ended")

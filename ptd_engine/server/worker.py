@@ -120,13 +120,14 @@ class EngineWorker:
             self.cancel(job, "shutdown")
 
     def close(self) -> None:
-        """Give up everything and end the thread."""
+        """Give up everything, end the thread, and leave the engine as it was found."""
         self.drain()
         with self._changed:
             self._ending = True
             self._changed.notify_all()
         self.cancel_running()
         self._thread.join()
+        self._engine.drafter = self._drafter
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no job runs; false if one still does."""
@@ -186,6 +187,8 @@ class EngineWorker:
                     job.post(chunk)
         except Exception as error:
             return error
+        except BaseException as error:  # a drafter's SystemExit must not end the thread in silence
+            return RuntimeError(f"{type(error).__name__} in the engine's thread: {error}")
         return None if finished else RequestCancelledError(job.cancelled or "shutdown")
 
     def _end(self, job: Job, how: Exception | None) -> None:

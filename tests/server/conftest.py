@@ -16,18 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.conftest import CONTEXT, TEMPLATE, save_model
+from cli.conftest import CONTEXT, TEMPLATE, run, save_model
 from contract.conftest import EOS, OTHER, ids_of, llm_of, tokenizer_of
+from fastapi import FastAPI
 
 from ptd_engine import LLM, hub
 from ptd_engine.engine import Engine
-from ptd_engine.server import ServerConfig, bind
+from ptd_engine.server import ServerConfig, bind, create_app
 from ptd_engine.server.run import Server, make_server
 from ptd_engine.server.service import Service
 from ptd_engine.testing.forced import FixedBlocks
 from ptd_engine.testing.toy import ToyRunner, scripted
 
-WAIT_S = 30.0  # for what comes at once unless something is broken
+__all__ = ["run"]  # a fixture, for the tests of this folder
+
+WAIT_S = 60.0  # for what comes at once unless something is broken
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PIECES = [chr(ord("a") + i) for i in range(26)]
 PROMPT = [0]  # of a toy
@@ -126,10 +129,10 @@ class Running(Client):
         ended: set when it has ended.
     """
 
-    def __init__(self, llm: LLM, config: ServerConfig) -> None:
+    def __init__(self, app: FastAPI, config: ServerConfig) -> None:
         listener = bind(config.host, config.port)
         super().__init__(listener.getsockname()[1])
-        self.server: Server = make_server(llm, config)
+        self.server: Server = make_server(app, config)
         self.ended = threading.Event()
         self._thread = threading.Thread(target=self._run, args=[listener], daemon=True)
         self._thread.start()
@@ -161,9 +164,10 @@ def until(condition: Any) -> None:
 
 
 @contextlib.contextmanager
-def serving(llm: LLM, **settings: Any) -> Iterator[Running]:
-    """A server with these settings, ended behind the block."""
-    running = Running(llm, ServerConfig(port=0, **{"shutdown_timeout_s": 0.0, **settings}))
+def serving(llm: LLM, app: FastAPI | None = None, **settings: Any) -> Iterator[Running]:
+    """A server with these settings, ended behind the block; `app` has settings of its own."""
+    config = ServerConfig(port=0, **{"shutdown_timeout_s": 0.0, **settings})
+    running = Running(create_app(llm, config) if app is None else app, config)
     try:
         yield running
     finally:
@@ -267,7 +271,7 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_llm(tiny_path: Path) -> LLM:
     """What the server gives is compared with this one's output."""
-    return LLM.from_pretrained(str(tiny_path), dtype="float32")
+    return LLM.from_pretrained(str(tiny_path), dtype="float32", drafter="ptd")
 
 
 @pytest.fixture(scope="module")
@@ -283,4 +287,4 @@ def demo_llm() -> LLM:
     path = hub.cached_demo()
     if path is None:
         pytest.skip("the demo model is not in the cache: `make demo-model` fetches it")
-    return LLM.from_pretrained(str(path), max_seq_len=1024)
+    return LLM.from_pretrained(str(path), max_seq_len=1024, drafter="ptd")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from cli.conftest import Run
 
 from ptd_engine.server import ServerConfig
 from ptd_engine.server.run import bind
@@ -136,33 +137,43 @@ def test_the_command(tiny_path: Path, commands: list[Command]) -> None:
     assert serving_line["model"] == "tiny"
     found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)", serving_line["url"])
     assert found is not None
-    command.wait_for("startup complete")
     client = Client(int(found[1]))
     body = {"messages": [{"role": "user", "content": "a secret prompt"}], "max_tokens": 5}
     assert client.post(CHAT, body).status == 401
     right = {"Authorization": "Bearer sesame"}
     assert client.post(CHAT, {**body, "user": "me"}, headers=right).status == 200
+    strange = {"messages": [{"role": "a secret prompt", "content": ["a secret prompt"]}]}
+    assert client.post(CHAT, strange, headers=right).status == 400
     command.process.send_signal(signal.SIGTERM)
     assert command.end() == 0
     log = [json.loads(line) for line in command.lines]  # every line, uvicorn's too
     (request,) = [entry for entry in log if entry["message"] == "request"]
     assert request["status"] == 200 and request["completion_tokens"] == 5
     assert request["user"] == "me" and request["total_s"] >= request["time_to_first_token_s"] > 0
-    (refused,) = [entry for entry in log if entry["message"] == "refused"]
-    assert refused["status"] == 401
+    refused = [entry for entry in log if entry["message"] == "refused"]
+    assert [(entry["status"], entry.get("param")) for entry in refused] == [
+        (401, None),
+        (400, "messages"),
+    ]
     assert "secret prompt" not in "".join(command.lines)
     assert "sesame" not in "".join(command.lines)
 
 
-def test_mistakes_on_the_command_line(tiny_path: Path, commands: list[Command]) -> None:
+def test_mistakes_on_the_command_line(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         for arguments, message in (
             (["--port", port], "Cannot listen"),
             (["--max-queue", "-1"], "max_queue"),
-            (["--log-format", "text", "--port", "0", "--drafter", "x"], "drafter"),
+            (["--max-body-mib", "0"], "--max-body-mib"),
+            (["--drafter", "suffix", "--width", "3"], "--width"),
         ):
-            command = Command(str(tiny_path), *arguments)
-            commands.append(command)
-            assert command.end() == 2
-            assert message in command.lines[-1] and command.lines[-1].startswith("error: ")
+            result = run("serve", "nowhere", *arguments)  # before the model is looked for
+            assert result.exit_code == 2
+            assert result.stderr.startswith("error: ") and message in result.stderr
+
+
+def test_a_missing_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ptd_engine.cli.serve.find_spec", lambda name: None)
+    result = run("serve", "nowhere")
+    assert result.exit_code == 2 and "pip install 'ptd-engine[serve]'" in result.stderr
