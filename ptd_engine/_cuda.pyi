@@ -20,6 +20,9 @@ def shared_memory(device: int) -> int:
 def attention_tile(dtype: int, head_dim: int) -> int:
     """Positions of a tile, of which `split_tiles` make a split."""
 
+def attention_shared(dtype: int, head_dim: int) -> tuple[int, int]:
+    """Bytes of shared memory of a block over the prefix and of one over the tree."""
+
 def attention_workspace_bytes(
     dtype: int, rows: int, q_heads: int, head_dim: int, split_tiles: int, kv_bound: int
 ) -> int:

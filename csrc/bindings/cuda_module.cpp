@@ -183,6 +183,13 @@ PYBIND11_MODULE(_cuda, m) {
   m.def(
       "attention_tile", [](int dtype, int dim) { return attention_tile(DType{dtype}, dim); },
       py::arg("dtype"), py::arg("head_dim"));
+  m.def(
+      "attention_shared",
+      [](int dtype, int dim) {
+        const AttentionShared bytes = attention_shared(DType{dtype}, dim);
+        return py::make_tuple(bytes.prefix, bytes.tree);
+      },
+      py::arg("dtype"), py::arg("head_dim"));
   m.def("attention_workspace_bytes", &workspace_bytes);
   m.def("tree_attention", &attend);
   m.def("rope_kv_write", &rotate_and_write);

@@ -36,7 +36,24 @@ struct AttentionLayout {
   static constexpr int kTreeShared =
       static_cast<int>(sizeof(T)) * (16 * kStride + 2 * kTileElements) +
       kMaxTreeRows * static_cast<int>(sizeof(std::int32_t));
+
+  static_assert(kPrefixShared <= 163 * 1024 && kTreeShared <= 163 * 1024, "sm_80 has no more");
+  static constexpr AttentionShared kShared{kPrefixShared, kTreeShared};
 };
+
+// Splits lie at absolute positions, as a number of 4 significant bits does: split 8 e + m, m
+// in 8..15, begins at unit m << e and is 1 << e units long, for e >= 0; the first 8 are one unit
+// each. A unit has `unit` tiles.
+__host__ __device__ inline std::int64_t first_tile_of(std::int64_t split, int unit) {
+  if (split < 8) return split * unit;
+  return ((8 + split % 8) << (split / 8 - 1)) * unit;
+}
+__host__ __device__ inline std::int64_t split_of(std::int64_t tile, int unit) {
+  const std::int64_t at = tile / unit;
+  int e = 0;
+  while (at >> e >= 16) ++e;
+  return 8 * e + (at >> e);
+}
 
 // Where the state of a (split, key/value head, packed row) lies in the workspace: `rows` is N * G.
 struct SplitStates {

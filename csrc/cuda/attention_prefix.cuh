@@ -35,9 +35,9 @@ __global__ void __launch_bounds__(32 * AttentionLayout<T, kHeadDim>::kWarps, 1)
   const std::int64_t split = blockIdx.y;
   const int kv_head = static_cast<int>(blockIdx.z), group = p.q_heads / p.kv_heads;
   const std::int64_t prefix = *p.prefix_len + p.prefix_offset;
-  const std::int64_t first_tile = split * p.split_tiles;
-  const int tiles =
-      static_cast<int>(min_of<std::int64_t>(prefix / kTile - first_tile, p.split_tiles));
+  const std::int64_t first_tile = first_tile_of(split, p.split_tiles);
+  const std::int64_t end_tile = min_of(prefix / kTile, first_tile_of(split + 1, p.split_tiles));
+  const int tiles = static_cast<int>(end_tile - first_tile);
   if (tiles <= 0) return;
 
   T* q_tile = reinterpret_cast<T*>(dynamic_shared());  // [kBlockRows, kStride]

@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(32 * AttentionLayout<T, kHeadDim>::kParts, 1)
     }
   };
 
-  const std::int64_t open_split = first_tile / p.split_tiles;
+  const std::int64_t open_split = split_of(first_tile, p.split_tiles);
 #pragma unroll 2
   for (std::int64_t split = 0; split < open_split; ++split) {
     load(split);
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(32 * AttentionLayout<T, kHeadDim>::kParts, 1)
   }
   state = SoftmaxState{};
   clear(acc);
-  if (first_tile % p.split_tiles != 0) load(open_split);
+  if (first_tile_of(open_split, p.split_tiles) != first_tile) load(open_split);
 
   const float score_scale = __fmul_rn(p.scale, 1.44269504f);
 #pragma unroll 1
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(32 * AttentionLayout<T, kHeadDim>::kParts, 1)
     if (tile != first_tile) {
       __syncthreads();  // everybody is done with the tile before
       gather(tile);
-      if (tile % p.split_tiles == 0) {
+      if (first_tile_of(split_of(tile, p.split_tiles), p.split_tiles) == tile) {
         join();
         state = SoftmaxState{};
         clear(acc);

@@ -9,13 +9,39 @@ int attention_tile(DType dtype, int head_dim) {
 }
 
 std::int64_t attention_splits(DType dtype, int head_dim, int split_tiles, std::int64_t kv_bound) {
-  return ceil_div(kv_bound,
-                  static_cast<std::int64_t>(split_tiles) * attention_tile(dtype, head_dim));
+  const std::int64_t tiles = ceil_div(kv_bound, attention_tile(dtype, head_dim));
+  return tiles < 1 ? 0 : split_of(tiles - 1, split_tiles) + 1;
 }
 
 std::int64_t attention_workspace_bytes(const TreeAttentionParams& p) {
   const std::int64_t splits = attention_splits(p.dtype, p.head_dim, p.split_tiles, p.kv_bound);
   return splits * p.rows * p.q_heads * (p.head_dim + 2) * static_cast<std::int64_t>(sizeof(float));
+}
+
+namespace {
+
+template <typename T>
+AttentionShared shared_of(int head_dim) {
+  switch (head_dim) {
+    case 64:
+      return AttentionLayout<T, 64>::kShared;
+    case 80:
+      return AttentionLayout<T, 80>::kShared;
+    case 96:
+      return AttentionLayout<T, 96>::kShared;
+    case 128:
+      return AttentionLayout<T, 128>::kShared;
+    case 256:
+      return AttentionLayout<T, 256>::kShared;
+    default:
+      return {0, 0};
+  }
+}
+
+}  // namespace
+
+AttentionShared attention_shared(DType dtype, int head_dim) {
+  return dtype == DType::kFloat32 ? shared_of<float>(head_dim) : shared_of<__half>(head_dim);
 }
 
 cudaError_t tree_attention(const TreeAttentionParams& p, cudaStream_t stream) {

@@ -27,8 +27,8 @@ _HEAD_DIMS = (64, 80, 96, 128, 256)
 _MODES: dict[SelectMode, int] = {"greedy": 0, "sample": 1, "filter": 2}
 # Rows of a chain that are attended in one go: those before them count as prefix.
 _CHAIN_ROWS = 64
-# A split has at least _SPLIT_TILES tiles, and there are at most _SPLITS of them in a cache.
-_SPLIT_TILES, _SPLITS = 4, 32
+# Tiles of the shortest split. The bits of the output depend on it.
+_SPLIT_TILES = 4
 
 
 def _native() -> ModuleType | None:
@@ -50,7 +50,16 @@ def probe(request: KernelRequest) -> str | None:
     capability = native.compute_capability(request.device.index or 0)
     if capability < 80:
         return f"needs compute capability 8.0, the device has {capability / 10:.1f}"
-    return unsupported(request)
+    if (reason := unsupported(request)) is not None:
+        return reason
+    needed = max(native.attention_shared(DTYPE_CODES[request.dtype], request.head_dim))
+    there = native.shared_memory(request.device.index or 0)
+    if needed > there:
+        return (
+            f"needs {needed} bytes of shared memory a block for {request.dtype} and head_dim "
+            f"{request.head_dim}, the device has {there}"
+        )
+    return None
 
 
 def unsupported(request: KernelRequest) -> str | None:
@@ -62,15 +71,6 @@ def unsupported(request: KernelRequest) -> str | None:
     if request.head_dim not in _HEAD_DIMS:
         return f"head_dim must be one of {', '.join(map(str, _HEAD_DIMS))}, not {request.head_dim}"
     return None
-
-
-def split_tiles(capacity: int, tile: int) -> int:
-    """Tiles that one block works through, for a cache of `capacity` rows.
-
-    A function of the capacity alone: the bits of the output depend on it.
-    """
-    tiles = -(-capacity // tile)
-    return max(_SPLIT_TILES, -(-tiles // _SPLITS))
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,8 @@ class CudaOps:
     ) -> None:
         rows, q_heads, head_dim = q.shape
         dtype = DTYPE_CODES.get(q.dtype, 0)
-        tiles = split_tiles(k_cache.shape[1], self.native.attention_tile(dtype, head_dim))
         nbytes = self.native.attention_workspace_bytes(
-            dtype, rows, q_heads, head_dim, tiles, kv_bound
+            dtype, rows, q_heads, head_dim, _SPLIT_TILES, kv_bound
         )
         workspace = (shared or StepScratch()).once(
             f"cuda_attention_{nbytes}",
@@ -145,7 +144,7 @@ class CudaOps:
         )
         self.operators.tree_attention(
             *(q, k_cache, v_cache, mask, prefix_len, prefix_offset),
-            *(kv_bound, scale, tiles, workspace, out),
+            *(kv_bound, scale, _SPLIT_TILES, workspace, out),
         )
 
     def rope_kv_write(

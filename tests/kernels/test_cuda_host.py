@@ -251,7 +251,3 @@ def test_probe_without_a_gpu() -> None:
         "built without CUDA: install with nvcc and PTD_CUDA=1",
         "no CUDA device was found",
     )
-
-
-def test_splits_depend_on_the_capacity_alone() -> None:
-    assert [cuda_ops.split_tiles(c, 64) for c in (1, 4096, 8192, 131072)] == [4, 4, 4, 64]

@@ -35,8 +35,8 @@ MUTANTS = {
     "the prefix is one longer": (
         *ATTENTION,
         PREFIX,
-        "prefix / kTile - first_tile",
-        "(prefix + 1) / kTile - first_tile",
+        "min_of(prefix / kTile, ",
+        "min_of((prefix + 1) / kTile, ",
     ),
     "the bit of a neighbour": (
         *ATTENTION,
@@ -48,20 +48,20 @@ MUTANTS = {
     "the state of a split that nobody wrote": (
         *ATTENTION,
         TREE,
-        "if (first_tile % p.split_tiles != 0) load(open_split);",
+        "if (first_tile_of(open_split, p.split_tiles) != first_tile) load(open_split);",
         "load(open_split);",
     ),
     "the open split is forgotten": (
         *ATTENTION,
         TREE,
-        "if (first_tile % p.split_tiles != 0) load(open_split);",
+        "if (first_tile_of(open_split, p.split_tiles) != first_tile) load(open_split);",
         "",
     ),
     "a new split goes on with the last one's state": (
         *ATTENTION,
         TREE,
-        "if (tile % p.split_tiles == 0) {",
-        "if (tile % p.split_tiles == 0 && prefix < 0) {",
+        "if (first_tile_of(split_of(tile, p.split_tiles), p.split_tiles) == tile) {",
+        "if (prefix < 0) {",
     ),
     "a tile is gathered over one in use": (
         *ATTENTION,

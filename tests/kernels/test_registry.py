@@ -43,7 +43,8 @@ def test_a_named_backend_never_falls_back() -> None:
 
 
 def test_unknown_names_are_listed() -> None:
-    with pytest.raises(ConfigError, match=r"kernels='cudnn'.*'auto', 'cpu', 'triton', 'cuda', 'torch'"):
+    known = r"kernels='cudnn'.*'auto', 'cpu', 'triton', 'cuda', 'torch'"
+    with pytest.raises(ConfigError, match=known):
         select_ops("cudnn")
     with pytest.raises(ConfigError, match=r"overrides='attention'.*tree_attention"):
         select_ops("auto", overrides={"attention": "torch"})

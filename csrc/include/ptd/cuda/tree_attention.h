@@ -22,8 +22,8 @@ struct TreeAttentionParams {
   int q_heads;   // Hq
   int kv_heads;  // Hkv, divides Hq
   int head_dim;  // D: 64, 80, 96, 128 or 256
-  // Positions that one block works through, in tiles: a constant of the engine, since the bits of
-  // the output depend on it.
+  // Tiles of the shortest split, 1 or more: a constant of the engine, since the bits of the output
+  // depend on it. Splits grow with their position, see attention_splits.
   int split_tiles;
   std::int64_t kv_bound;        // P + N <= kv_bound: host-side bound, sizes grid and workspace
   std::int64_t kv_head_stride;  // elements between two heads of the cache
@@ -42,10 +42,19 @@ struct TreeAttentionParams {
 // Positions of one tile: what a row's partial sums are cut into.
 int attention_tile(DType dtype, int head_dim);
 
-// Splits below a bound: blocks of the grid, and states in the workspace.
+// Splits below a bound: what one block works through, and leaves one state of in the workspace. The
+// first 16 have split_tiles tiles, the next 8 twice as many, and so on: wherever the prefix ends
+// there are blocks enough to fill a GPU, and few states for their number of positions.
 std::int64_t attention_splits(DType dtype, int head_dim, int split_tiles, std::int64_t kv_bound);
 
 std::int64_t attention_workspace_bytes(const TreeAttentionParams& params);
+
+// Bytes of shared memory that a block needs, of the kernel over the prefix and of that over the
+// tree; 0 for a head size that there is not.
+struct AttentionShared {
+  int prefix, tree;
+};
+AttentionShared attention_shared(DType dtype, int head_dim);
 
 // Returns cudaErrorInvalidValue where the shape is none that the kernels have.
 cudaError_t tree_attention(const TreeAttentionParams& params, cudaStream_t stream);
