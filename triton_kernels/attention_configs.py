@@ -54,7 +54,7 @@ class AttentionConfig:
 _TABLE = {
     (80, 2, 64): AttentionConfig(64, (64, 128), 4),
     (80, 2, 128): AttentionConfig(64, (64, 128), 3, dense_most=64),
-    (80, 2, 256): AttentionConfig(32, (64,), 2, rows_per_warp=8),
+    (80, 2, 256): AttentionConfig(16, (64,), 3, rows_per_warp=8),
     (90, 2, 64): AttentionConfig(64, (64, 128), 4),
     (90, 2, 128): AttentionConfig(64, (64, 128), 4),
     (90, 2, 256): AttentionConfig(16, (64,), 3, rows_per_warp=8),

@@ -75,7 +75,7 @@ def _of(
     """All kernels for one dtype and head size."""
     for block in config.row_blocks:
         yield _variant(prefix_kernel, arch, dtype, head_dim, block, stages=config.stages, **options)
-        if block <= config.dense_most:
+        if block <= config.dense_most and options.get("cache") != "u8":
             yield _variant(
                 dense_kernel, arch, dtype, head_dim, block, stages=config.stages, **options
             )

@@ -13,6 +13,7 @@ Nothing is read back from the device; the grids depend on shapes and on kv_bound
 
 from __future__ import annotations
 
+import torch
 import triton
 from torch import Tensor
 
@@ -65,7 +66,7 @@ def tree_attention(
         out: [N, Hq D] as q, written.
         split: positions of a split (`choose_split`), the same in all calls whose bits are to agree.
         workspace: `workspace_numel` fp32 elements; None allocates them.
-        exact: see the top of the file.
+        exact: see the top of the file; always so for fp8 caches that the GPU cannot convert.
         k_scale, v_scale: what fp8 keys and values are to be multiplied with.
         config: the blocks, instead of the table's.
 
@@ -78,7 +79,7 @@ def tree_attention(
         raise ValueError(f"Triton attention: mask is {tuple(mask.shape)}, allowed: {allowed}")
     numel = workspace_numel(a.n, a.q_heads, a.head_dim, kv_bound, split)
     workspace = room_for(workspace, numel, q)
-    launch = _exact if exact else _dense
+    launch = _exact if exact or a.k.dtype == torch.uint8 else _dense
     launch(a, q, mask, prefix_len, kv_bound, v_scale, out, workspace)
 
 
