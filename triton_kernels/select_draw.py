@@ -22,8 +22,8 @@ import triton.language as tl
 from .target import EXACT
 from .variants import Variant
 
-_BLOCK = 4096
-_WARPS = 16
+_BLOCK = 2048
+_WARPS = 8
 _NOWHERE = tl.constexpr(2**31 - 1)
 _LOWEST = tl.constexpr(-(2**31))  # below the key of every logit that is a number
 
