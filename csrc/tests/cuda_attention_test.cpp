@@ -1,10 +1,13 @@
 // The CUDA attention kernels, on the CPU: against a reference in double precision, and tree rows
 // bit for bit against the same path decoded one token at a time.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -316,6 +319,53 @@ void test_splits() {
   }
 }
 
+// Offsets beyond 2^31 elements: a cache whose second head begins there, of which few pages exist.
+void test_wide_offsets() {
+  const Shape shape{DType::kBFloat16, 64, 2, 2, 1};
+  const Step step = chain_of(66, 2, false);
+  const Values values(shape, step, 29);
+  cuda_shim::set_order(Order::kForward);
+  const Array wanted = attend(shape, values, step);
+
+  constexpr std::int64_t kHeadStride = (std::int64_t{1} << 31) + 64;
+  const std::size_t bytes = static_cast<std::size_t>(kHeadStride + 68 * 64) * 2;
+  void* caches[2];
+  for (int c = 0; c < 2; ++c) {
+    caches[c] = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(caches[c] != MAP_FAILED);
+    const std::vector<unsigned char>& source = c == 0 ? values.k.bytes() : values.v.bytes();
+    for (int t = 0; t < 68; ++t) {
+      for (int h = 0; h < 2; ++h) {
+        std::memcpy(static_cast<char*>(caches[c]) + 2 * (h * kHeadStride + t * 64),
+                    source.data() + 2 * (t * 2 + h) * 64, 2 * 64);
+      }
+    }
+  }
+  Array q = values.q, out(shape.dtype, q.size());
+  const std::int32_t prefix_len = step.prefix;
+  TreeAttentionParams p{};
+  p.dtype = shape.dtype;
+  p.rows = step.rows();
+  p.q_heads = p.kv_heads = 2;
+  p.head_dim = 64;
+  p.split_tiles = 1;
+  p.kv_bound = 68;
+  p.kv_head_stride = kHeadStride;
+  p.kv_row_stride = 64;
+  p.scale = kScale;
+  p.q = q.data();
+  p.k_cache = caches[0];
+  p.v_cache = caches[1];
+  p.prefix_len = &prefix_len;
+  std::vector<float> workspace(static_cast<std::size_t>(attention_workspace_bytes(p)) / 4, kNaN);
+  p.workspace = workspace.data();
+  p.out = out.data();
+  CHECK(ptd::cuda::tree_attention(p, nullptr) == cudaSuccess);
+  CHECK(out.bytes() == wanted.bytes());
+  for (void* cache : caches) CHECK(munmap(cache, bytes) == 0);
+}
+
 void test_refusals() {
   TreeAttentionParams p{};
   p.dtype = DType::kFloat16;
@@ -354,6 +404,7 @@ int main() {
   timed("many rows", test_many_rows);
   timed("shapes", test_shapes);
   timed("splits", test_splits);
+  timed("wide offsets", test_wide_offsets);
   timed("refusals", test_refusals);
   return 0;
 }
