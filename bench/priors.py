@@ -19,8 +19,9 @@ from ptd_engine.config import SamplingParams
 from ptd_engine.llm import LLM
 
 _LINE = 99
-_HEAD = """// What AcceptanceModel begins with: learned on {prompts} chat prompts ({sets}),
-// model "{model}", greedy, {passes} passes. Written by bench/priors.py.
+_HEAD = """// What AcceptanceModel begins with: learned on {prompts} chat prompts
+// ({sets}), model "{model}", greedy, {passes} passes.
+// Written by bench/priors.py.
 #pragma once
 
 namespace ptd {{
@@ -69,8 +70,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("model")
     parser.add_argument("--data", type=Path, required=True, help="a folder of prompt files")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--limit", type=positive, default=8, help="prompts of each file")
-    parser.add_argument("--passes", type=positive, default=2)
+    parser.add_argument("--limit", type=positive, default=16, help="prompts of each file")
+    parser.add_argument("--passes", type=positive, default=3)
     parser.add_argument("--max-new-tokens", type=positive, default=128)
     parser.add_argument("--dtype", default="bfloat16")
     args = parser.parse_args(argv)

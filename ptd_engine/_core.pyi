@@ -105,6 +105,7 @@ class DrafterNeeds:
         max_accepted: int = 0,
         prompt_outputs: bool = False,
         top_p: float = 0.0,
+        step_cost: bool = False,
     ) -> None: ...
     @property
     def max_nodes(self) -> int: ...
@@ -116,6 +117,8 @@ class DrafterNeeds:
     def prompt_outputs(self) -> bool: ...
     @property
     def top_p(self) -> float: ...
+    @property
+    def step_cost(self) -> bool: ...
 
 class StepOutcome:
     """A copy of what a step produced; `outputs` is [rows, 1 + top_k]."""
@@ -145,6 +148,12 @@ class Drafter:
     def observe_prompt(self, first: int, outputs: npt.NDArray[np.int32]) -> None:
         """Optional; called where `needs` sets prompt_outputs: the model's outputs [n, 1 + top_k]
         for the prompt's rows first, first + 1, ...
+        """
+    def set_step_cost(
+        self, rows: list[int], seconds: list[float], seconds_per_token: list[float]
+    ) -> None:
+        """Optional; called between requests where `needs` sets step_cost: a step of rows[i] rows
+        takes seconds[i], and seconds_per_token[i] more for each token of the prefix.
         """
 
 class AutoregressiveDrafter(Drafter): ...
@@ -229,10 +238,10 @@ class HybridDrafter(Drafter):
         successors: int = 8,
         prompt_outputs: bool = False,
         keep_statistics: bool = False,
+        keep_tables: bool = False,
         table_entries: int = 32768,
         sources: int = 0xFFFFFFFF,
         seed: int = 0,
-        cost_curve: Sequence[float] = (),
         eos_ids: Sequence[int] = (),
     ) -> None: ...
     @property

@@ -219,13 +219,18 @@ class HybridConfig:
     has rows. How far each is to be believed is learned during the request.
 
     Attributes:
-        max_candidate_nodes: nodes of a step's tree.
+        max_candidate_nodes: most nodes of a step's tree.
+        auto_budget: take as many of them as promise more tokens a second, by what a step of so many
+            rows takes (measured when the engine is made) and by the nodes' probabilities; none, where
+            nothing pays. False: always max_candidate_nodes.
         max_draft_nodes: rows of PTD's draft tree besides, 0 for none. They only pay in later steps.
         width, depth: of that tree, see PTDConfig.
         successors: likeliest tokens remembered of a row, 1 to 8.
         prompt_outputs: remember those of the prompt's rows, too: better drafts in the first steps
             for a longer prefill.
         keep_statistics: what was learned about the sources stays from one request to the next.
+        keep_tables: what the sources remember of prompts and outputs stays, too: drafts of one
+            request come from all earlier ones.
         table_entries: contexts that each of two tables remembers; least recently used out.
         seed: of the draft tree's first tokens, drawn from the prompt.
 
@@ -234,12 +239,14 @@ class HybridConfig:
     """
 
     max_candidate_nodes: int = 64
+    auto_budget: bool = True
     max_draft_nodes: int = 0
     width: int = 1
     depth: int = 6
     successors: int = 8
     prompt_outputs: bool = False
     keep_statistics: bool = False
+    keep_tables: bool = False
     table_entries: int = 32768
     seed: int = 0
 
@@ -251,6 +258,8 @@ class HybridConfig:
         check_int("depth", self.depth, 1, 64)
         check_int("successors", self.successors, 1, 8)
         check_bool("prompt_outputs", self.prompt_outputs)
+        check_bool("auto_budget", self.auto_budget)
         check_bool("keep_statistics", self.keep_statistics)
+        check_bool("keep_tables", self.keep_tables)
         check_int("table_entries", self.table_entries, 16, 1 << 24)
         check_int("seed", self.seed, 0, MAX_SEED)

@@ -21,7 +21,7 @@ from ptd_engine.config import ResolvedParams, SamplingParams
 from ptd_engine.errors import ConfigError, EngineError, PromptError
 from ptd_engine.metrics import GenerationStats
 from ptd_engine.outputs import FinishReason, StepTree, TokenLogprobs
-from ptd_engine.runner import LogitRules, Runner
+from ptd_engine.runner import LogitRules, Runner, StepTimes, measure_step_times
 from ptd_engine.turnstile import OnBusy, Turnstile
 
 
@@ -46,7 +46,7 @@ class Engine:
     Attributes:
         vocab_size: ids below it stand for tokens. Prompts hold no other, and a drafter must propose
             none; the runner sees to it that none is chosen.
-        on_busy, reuse_prefix: as below.
+        on_busy, reuse_prefix, step_times: as below.
         drafter: proposes the trees; exchange it between requests as you like, as long as it needs
             no more rows than the runner was built for.
     """
@@ -61,6 +61,7 @@ class Engine:
         eos_token_ids: Sequence[int] = (),
         on_busy: OnBusy = "wait",
         reuse_prefix: bool = False,
+        step_times: StepTimes | None = None,
     ) -> None:
         """Join a runner and a drafter.
 
@@ -69,6 +70,8 @@ class Engine:
                 BusyError.
             reuse_prefix: a request does not compute again what its prompt has in common with the
                 prompt and output of the last one, from the first token on.
+            step_times: what the runner's steps take, for a drafter that sizes its trees by it; None:
+                measured now (about a second) if the drafter wants to know.
 
         Raises:
             ConfigError: an unknown `on_busy`, a `reuse_prefix` that is not a truth value.
@@ -83,6 +86,12 @@ class Engine:
         self.reuse_prefix = reuse_prefix
         self._turnstile = Turnstile(on_busy)
         self._cached: list[int] = []  # the tokens of the cache rows from 0 on that are in place
+        self.step_times = step_times
+        if drafter.needs().step_cost:
+            times = self.step_times = step_times or measure_step_times(runner, max_seq_len)
+            drafter.set_step_cost(
+                list(times.rows), list(times.seconds), list(times.seconds_per_token)
+            )
 
     def check_prompt(self, prompt: Sequence[int]) -> None:
         """Raise PromptError for a prompt that cannot be served."""

@@ -30,7 +30,7 @@ from ptd_engine.model import CausalLM, ModelConfig, load_model
 from ptd_engine.model.config import MAX_CONTEXT
 from ptd_engine.model.precision import resolve_precision
 from ptd_engine.outputs import Chunk, ChunkStream, GenerationOutput, TokenLogprobs, Usage
-from ptd_engine.runner import EagerRunner
+from ptd_engine.runner import EagerRunner, StepTimes
 from ptd_engine.streamers import Feed, Streamer
 from ptd_engine.text import Message
 from ptd_engine.turnstile import OnBusy, check_on_busy
@@ -80,7 +80,7 @@ class LLM:
         dtype: str = "auto",
         device: str = "auto",
         max_seq_len: int | None = None,
-        drafter: DrafterSpec = "ptd",
+        drafter: DrafterSpec = "hybrid",
         kernels: str = "auto",
         num_threads: int | None = None,
         generation_config: str = "auto",
@@ -97,8 +97,9 @@ class LLM:
             device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
             max_seq_len: longest prompt and output together; None takes the model's own context, up
                 to 8192.
-            drafter: "ptd" (on a CPU a small tree, see docs/cpu_tree.md), "none" (plain decoding), a
-                PTDConfig, or a Drafter object.
+            drafter: "hybrid" (as many rows as pay on this machine: steps of several sizes are timed
+                once, in about a second), "none" (plain decoding), another name of docs/drafters.md,
+                its settings (a HybridConfig, PTDConfig, ...), or a Drafter object.
             kernels: backend of the operations, "auto" or a name that `ptd-engine doctor` lists.
             num_threads: threads of the CPU kernels; None takes torch's number.
             generation_config: "auto" lets the model's generation_config.json fill the fields that
@@ -167,16 +168,18 @@ class LLM:
         tokenizer: text.Tokenizer,
         *,
         max_seq_len: int,
-        drafter: DrafterSpec = "ptd",
+        drafter: DrafterSpec = "hybrid",
         defaults: GenerationDefaults | None = None,
         reuse_prefix: bool = False,
         on_busy: OnBusy = "wait",
+        step_times: StepTimes | None = None,
     ) -> LLM:
         """Wrap a model that is already loaded (several engines may share one model's weights).
 
         Args:
             defaults: fill what a request's `SamplingParams` leave open; None: nothing does.
             reuse_prefix, on_busy: see `from_pretrained`.
+            step_times: those of another engine over the same weights; see `Engine`.
         """
         max_seq_len = _checked_length(max_seq_len)
         _check_memory(model.config, max_seq_len, model.dtype, model.device)
@@ -203,6 +206,7 @@ class LLM:
             eos_token_ids=eos_ids,
             on_busy=on_busy,
             reuse_prefix=reuse_prefix,
+            step_times=step_times,
         )
         return cls(engine, tokenizer, model, defaults)
 
@@ -216,7 +220,13 @@ class LLM:
             defaults=self.defaults,
             reuse_prefix=self.engine.reuse_prefix,
             on_busy=self.engine.on_busy,
+            step_times=self.engine.step_times,
         )
+
+    @property
+    def drafter(self) -> _core.Drafter:
+        """What proposes this engine's trees."""
+        return self.engine.drafter
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: a text (with the model's special tokens) or ids as they are.

@@ -11,19 +11,18 @@ void bind_hybrid_drafter(py::module_& m) {
   py::class_<HybridDrafter, Drafter, py::smart_holder>(m, "HybridDrafter")
       .def(py::init([](int max_candidate_nodes, bool auto_budget, int max_draft_nodes, int width,
                        int depth, int successors, bool prompt_outputs, bool keep_statistics,
-                       int table_entries, std::uint32_t sources, std::uint64_t seed,
-                       std::vector<double> cost_curve, std::vector<TokenId> eos_ids) {
+                       bool keep_tables, int table_entries, std::uint32_t sources,
+                       std::uint64_t seed, std::vector<TokenId> eos_ids) {
              return std::make_shared<HybridDrafter>(
                  HybridOptions{max_candidate_nodes, auto_budget, max_draft_nodes, width, depth,
-                               successors, prompt_outputs, keep_statistics, table_entries, sources,
-                               seed, std::move(cost_curve), std::move(eos_ids)});
+                               successors, prompt_outputs, keep_statistics, keep_tables,
+                               table_entries, sources, seed, std::move(eos_ids)});
            }),
            py::arg("max_candidate_nodes") = 64, py::arg("auto_budget") = false,
            py::arg("max_draft_nodes") = 0, py::arg("width") = 1, py::arg("depth") = 6,
            py::arg("successors") = 8, py::arg("prompt_outputs") = false,
-           py::arg("keep_statistics") = false, py::arg("table_entries") = 1 << 15,
-           py::arg("sources") = ~0u, py::arg("seed") = 0,
-           py::arg("cost_curve") = std::vector<double>{},
+           py::arg("keep_statistics") = false, py::arg("keep_tables") = false,
+           py::arg("table_entries") = 1 << 15, py::arg("sources") = ~0u, py::arg("seed") = 0,
            py::arg("eos_ids") = std::vector<TokenId>{})
       .def_property_readonly("acceptance_state", [](HybridDrafter& d) { return d.model().state(); })
       .def(

@@ -59,6 +59,12 @@ class PyDrafter : public Drafter, public py::trampoline_self_life_support {
     std::copy_n(outputs.begin(), copy.size(), copy.mutable_data());
     f(first, copy);
   }
+  void set_step_cost(Span<const int> rows, Span<const double> seconds,
+                     Span<const double> seconds_per_token) override {
+    py::gil_scoped_acquire gil;
+    const py::function f = py::get_override(static_cast<const Drafter*>(this), "set_step_cost");
+    if (f) f(to_vector(rows), to_vector(seconds), to_vector(seconds_per_token));
+  }
 
  private:
   py::function override(const char* name) const {
@@ -102,17 +108,18 @@ class PyRowTokens final : public RowTokens {
 
 void bind_drafters(py::module_& m) {
   py::class_<DrafterNeeds>(m, "DrafterNeeds")
-      .def(py::init(
-               [](int max_nodes, int top_k, int max_accepted, bool prompt_outputs, float top_p) {
-                 return DrafterNeeds{max_nodes, top_k, max_accepted, prompt_outputs, top_p};
-               }),
+      .def(py::init([](int max_nodes, int top_k, int max_accepted, bool prompt_outputs, float top_p,
+                       bool step_cost) {
+             return DrafterNeeds{max_nodes, top_k, max_accepted, prompt_outputs, top_p, step_cost};
+           }),
            py::arg("max_nodes"), py::arg("top_k") = 0, py::arg("max_accepted") = 0,
-           py::arg("prompt_outputs") = false, py::arg("top_p") = 0.0f)
+           py::arg("prompt_outputs") = false, py::arg("top_p") = 0.0f, py::arg("step_cost") = false)
       .def_readonly("max_nodes", &DrafterNeeds::max_nodes)
       .def_readonly("top_k", &DrafterNeeds::top_k)
       .def_readonly("max_accepted", &DrafterNeeds::max_accepted)
       .def_readonly("prompt_outputs", &DrafterNeeds::prompt_outputs)
-      .def_readonly("top_p", &DrafterNeeds::top_p);
+      .def_readonly("top_p", &DrafterNeeds::top_p)
+      .def_readonly("step_cost", &DrafterNeeds::step_cost);
 
   py::class_<OwnedOutcome>(m, "StepOutcome")
       .def_readonly("tree", &OwnedOutcome::tree)
@@ -122,7 +129,14 @@ void bind_drafters(py::module_& m) {
 
   py::class_<Drafter, PyDrafter, py::smart_holder>(m, "Drafter")
       .def(py::init<>())
-      .def("needs", &Drafter::needs);
+      .def("needs", &Drafter::needs)
+      .def(
+          "set_step_cost",
+          [](Drafter& d, const std::vector<int>& rows, const std::vector<double>& seconds,
+             const std::vector<double>& seconds_per_token) {
+            d.set_step_cost(rows, seconds, seconds_per_token);
+          },
+          py::arg("rows"), py::arg("seconds"), py::arg("seconds_per_token"));
   py::class_<AutoregressiveDrafter, Drafter, py::smart_holder>(m, "AutoregressiveDrafter")
       .def(py::init<>());
 }

@@ -10,13 +10,25 @@ namespace {
 
 constexpr float kMostLogOdds = 6.0f;
 constexpr float kLongestMemory = 255.0f;  // observations after which a bucket forgets
-constexpr float kPriorCount = 30.0f;      // most that a loaded bucket counts for
-constexpr float kWeightRate = 0.005f;
-constexpr float kCalibrationRate = 0.01f;
+constexpr float kPriorCount = 100.0f;     // most that a loaded bucket counts for
+constexpr float kWeightRate = 0.01f;
+constexpr float kCalibrationRate = 0.001f;
 constexpr int kFirstAbsent = AcceptanceModel::kBuckets - AcceptanceModel::kAbsentBuckets;
 
 float log_odds(float p) {
   return std::clamp(std::log(p / (1.0f - p)), -kMostLogOdds, kMostLogOdds);
+}
+
+// What a source's word is worth depends on who else has a say: the longest text that matches (none,
+// short, long) and the longest context the model's own answers are known for (none to three).
+std::size_t weight_set(std::uint32_t active, bool below_root) {
+  const auto has = [&](DraftSource s) { return (active >> static_cast<int>(s) & 1u) != 0; };
+  const int text = has(DraftSource::kLongText) ? 2 : has(DraftSource::kShortText) ? 1 : 0;
+  const int known = has(DraftSource::kContext) ? 3
+                    : has(DraftSource::kPair)  ? 2
+                    : has(DraftSource::kToken) ? 1
+                                               : 0;
+  return static_cast<std::size_t>((below_root ? 12 : 0) + 4 * text + known);
 }
 
 // Where a prediction lies between the knots of the calibration, which stand at equal distances on
@@ -41,16 +53,15 @@ void AcceptanceModel::reset() {
 void AcceptanceModel::begin(Node& node, int depth) const {
   node.size_ = 0;
   node.active_ = 0;
-  node.weight_set_ = static_cast<std::size_t>(std::min(depth, kWeightSets - 1));
-  node.base_ = weights_[node.weight_set_][kDraftSources];
+  node.opened_ = 0;
+  node.below_root_ = depth > 0;
 }
 
 void AcceptanceModel::open(Node& node, DraftSource source, int confidence) const {
   const auto s = static_cast<std::size_t>(source);
-  const int absent = kFirstAbsent + confidence;
   node.active_ |= 1u << s;
-  node.absent_[s] = static_cast<std::uint8_t>(absent);
-  node.base_ += weights_[node.weight_set_][s] * bucket(s, absent).log_odds;
+  ++node.opened_;
+  node.absent_[s] = static_cast<std::uint8_t>(kFirstAbsent + confidence);
 }
 
 void AcceptanceModel::propose(Node& node, DraftSource source, int index, TokenId token) const {
@@ -62,21 +73,33 @@ void AcceptanceModel::propose(Node& node, DraftSource source, int index, TokenId
     if (node.size_ == kMaxProposals) return;
     ++node.size_;
     node.tokens_[i] = token;
-    node.scores_[i] = 0.0f;
     node.present_[i] = 0;
   }
   if (node.present_[i] >> s & 1u) return;
   node.present_[i] |= 1u << s;
   node.buckets_[i][s] = static_cast<std::uint8_t>(index);
-  node.scores_[i] += weights_[node.weight_set_][s] *
-                     (bucket(s, index).log_odds - bucket(s, node.absent_[s]).log_odds);
 }
 
 void AcceptanceModel::finish(Node& node) const {
+  node.weight_set_ = weight_set(node.active_, node.below_root_);
+  const auto& weights = weights_[node.weight_set_];
+  std::array<float, kDraftSources> absent{};
+  float base = weights[kDraftSources];
+  for (std::size_t s = 0; s < kDraftSources; ++s) {
+    if (!(node.active_ >> s & 1u)) continue;
+    absent[s] = weights[s] * bucket(s, node.absent_[s]).log_odds;
+    base += absent[s];
+  }
   const auto size = static_cast<std::size_t>(node.size_);
   float total = 1.0f;  // of "none of them"
   for (std::size_t i = 0; i < size; ++i) {
-    node.raw_[i] = std::exp(std::min(node.base_ + node.scores_[i], 20.0f));
+    float score = base;
+    for (std::size_t s = 0; s < kDraftSources; ++s) {
+      if (node.present_[i] >> s & 1u) {
+        score += weights[s] * bucket(s, node.buckets_[i][s]).log_odds - absent[s];
+      }
+    }
+    node.raw_[i] = std::exp(std::min(score, 20.0f));
     total += node.raw_[i];
   }
   for (std::size_t i = 0; i < size; ++i) {
@@ -86,20 +109,22 @@ void AcceptanceModel::finish(Node& node) const {
 }
 
 float AcceptanceModel::calibrated(float raw) const {
+  const auto& knots = calibration_;
   const float at = knot_position(raw);
   const auto k = static_cast<std::size_t>(std::min(at, kCalibrationKnots - 2.0f));
   const float share = at - static_cast<float>(k);
-  return calibration_[k] + share * (calibration_[k + 1] - calibration_[k]);
+  return knots[k] + share * (knots[k + 1] - knots[k]);
 }
 
 void AcceptanceModel::calibrate(float raw, bool hit) {
+  auto& knots = calibration_;
   const float at = knot_position(raw);
   const auto k = static_cast<std::size_t>(std::min(at, kCalibrationKnots - 2.0f));
   const float share = at - static_cast<float>(k);
   const float error = (hit ? 1.0f : 0.0f) - calibrated(raw);
-  calibration_[k] += kCalibrationRate * (1.0f - share) * error;
-  calibration_[k + 1] += kCalibrationRate * share * error;
-  for (std::size_t i : {k, k + 1}) calibration_[i] = std::clamp(calibration_[i], 1e-4f, 0.9999f);
+  knots[k] += kCalibrationRate * (1.0f - share) * error;
+  knots[k + 1] += kCalibrationRate * share * error;
+  for (std::size_t i : {k, k + 1}) knots[i] = std::clamp(knots[i], 1e-4f, 0.9999f);
 }
 
 void AcceptanceModel::update(Bucket& b, bool hit) {

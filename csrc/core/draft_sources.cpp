@@ -65,10 +65,12 @@ DraftSources::DraftSources(std::uint32_t used, int entries, int pool_nodes_per_k
                            int pool_max_keys)
     : used_(used), successors_(entries), text_(entries), pool_(pool_nodes_per_key, pool_max_keys) {}
 
-void DraftSources::clear() {
-  successors_.clear();
-  text_.clear();
-  pool_.clear();
+void DraftSources::begin(bool keep) {
+  if (!keep) {
+    successors_.clear();
+    text_.clear();
+    pool_.clear();
+  }
   key_ = ContextKey();
   last_ = kNoToken;
 }
@@ -142,9 +144,12 @@ void DraftSources::gather(Place& place, int depth, Span<const TokenId> runners_u
     propose_pool(model, pool_.tree(), place.pool, node);
   }
   if (!runners_up.empty() && uses(DraftSource::kRunnerUp)) {
-    model.open(node, DraftSource::kRunnerUp, 0);
+    // Where others have a say already, what is left for a runner-up is little.
+    const int others = node.opened();
+    const int kind = others == 0 ? 0 : others <= 2 ? 1 : others <= 4 ? 2 : 3;
+    model.open(node, DraftSource::kRunnerUp, kind);
     for (std::size_t i = 0; i < std::min<std::size_t>(runners_up.size(), 8); ++i) {
-      model.propose(node, DraftSource::kRunnerUp, static_cast<int>(i), runners_up[i]);
+      model.propose(node, DraftSource::kRunnerUp, kind * 8 + static_cast<int>(i), runners_up[i]);
     }
   }
   model.finish(node);

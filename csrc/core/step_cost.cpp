@@ -1,6 +1,7 @@
 #include "ptd/step_cost.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 namespace ptd {
@@ -19,59 +20,69 @@ std::size_t knot_of(int rows) {
 
 }  // namespace
 
-StepCost::StepCost(const std::vector<double>& relative) {
-  if (!relative.empty() && relative.size() != kKnots.size()) {
-    throw InvalidArgument::for_field("len(cost_curve)", static_cast<long long>(relative.size()),
-                                     std::to_string(kKnots.size()) + " numbers, or none");
+void StepCost::fix(Span<const int> rows, Span<const double> seconds,
+                   Span<const double> seconds_per_token) {
+  const std::size_t n = rows.size();
+  if (n == 0 || seconds.size() != n || seconds_per_token.size() != n) {
+    throw InvalidArgument(
+        "step cost: rows, seconds and seconds_per_token differ in length or are empty: pass one of "
+        "each for every size of step.");
   }
-  for (std::size_t k = 0; k < kKnots.size(); ++k)
-    relative_[k] = relative.empty() ? 1.0 : relative[k];
-  refresh();
+  for (std::size_t i = 0; i < n; ++i) {
+    const bool rises = rows[i] >= 1 && (i == 0 || rows[i] > rows[i - 1]);
+    if (!rises || !std::isfinite(seconds[i]) || seconds[i] <= 0.0 ||
+        !std::isfinite(seconds_per_token[i]) || seconds_per_token[i] < 0.0) {
+      throw InvalidArgument("step cost: entry " + std::to_string(i) + " (" +
+                            std::to_string(rows[i]) +
+                            " rows) is not valid: rows must rise from 1 on, seconds be above 0, "
+                            "seconds_per_token not below.");
+    }
+  }
+  const auto line = [&](Span<const double> y, int at) {
+    std::size_t i = 0;
+    while (i + 2 < n && at > rows[i + 1]) ++i;
+    if (n == 1 || at <= rows[0]) return y[0];
+    const double share = static_cast<double>(at - rows[i]) / (rows[i + 1] - rows[i]);
+    return y[i] + share * (y[i + 1] - y[i]);
+  };
+  for (int r = 1; r <= kMaxTreeNodes; ++r) {
+    // More rows never cost less: what was measured otherwise is noise.
+    const auto at = static_cast<std::size_t>(r);
+    of_[at] = r == 1 ? line(seconds, r) : std::max(line(seconds, r), of_[at - 1]);
+    per_token_[at] = r == 1 ? line(seconds_per_token, r)
+                            : std::max(line(seconds_per_token, r), per_token_[at - 1]);
+  }
+  fixed_ = true;
 }
 
 void StepCost::observe(int rows, double seconds) {
-  if (!(seconds > 0.0) || rows < 1) return;
+  if (fixed_ || !(seconds > 0.0) || rows < 1) return;
   const std::size_t k = knot_of(rows);
-  // As if it had had the knot's rows.
-  const double at_knot = seconds * of_[static_cast<std::size_t>(kKnots[k])] /
-                         of_[static_cast<std::size_t>(std::min(rows, kMaxTreeNodes))];
   double& mean = seconds_[k];
   if (counts_[k] < kFirstSteps) {
-    mean = counts_[k] == 0 ? at_knot : std::min(mean, at_knot);
+    mean = counts_[k] == 0 ? seconds : std::min(mean, seconds);
   } else {
-    mean += kRate * (std::min(at_knot, kOutlier * mean) - mean);
+    mean += kRate * (std::min(seconds, kOutlier * mean) - mean);
   }
   ++counts_[k];
-  ++measured_;
   refresh();
 }
 
 void StepCost::refresh() {
-  // The correction seconds / relative at the measured knots, interpolated over the rows.
-  double last_correction = 1.0;
-  int last_rows = 0;
-  std::size_t next = 0;
-  std::array<double, kKnots.size()> correction{};
+  std::array<int, kKnots.size()> known{};  // knots with measured steps
+  std::size_t n = 0;
   for (std::size_t k = 0; k < kKnots.size(); ++k) {
-    while (next < kKnots.size() && (counts_[next] == 0 || next < k)) ++next;
-    if (counts_[k] > 0) {
-      last_correction = correction[k] = seconds_[k] / relative_[k];
-      last_rows = kKnots[k];
-    } else if (next == kKnots.size()) {
-      correction[k] = last_correction;
-    } else {
-      const double ahead = seconds_[next] / relative_[next];
-      const double share = static_cast<double>(kKnots[k] - last_rows) / (kKnots[next] - last_rows);
-      correction[k] = last_rows == 0 ? ahead : last_correction + share * (ahead - last_correction);
-    }
+    if (counts_[k] > 0) known[n++] = static_cast<int>(k);
   }
-  std::size_t k = 0;
+  std::size_t i = 0;
   for (int rows = 1; rows <= kMaxTreeNodes; ++rows) {
-    while (k + 1 < kKnots.size() && rows >= kKnots[k + 1]) ++k;
-    double cost = correction[k] * relative_[k];
-    if (k + 1 < kKnots.size()) {
-      const double share = static_cast<double>(rows - kKnots[k]) / (kKnots[k + 1] - kKnots[k]);
-      cost += share * (correction[k + 1] * relative_[k + 1] - cost);
+    double cost = n == 0 ? 1.0 : seconds_[static_cast<std::size_t>(known[i])];
+    if (n > 0 && i + 1 < n && rows > kKnots[static_cast<std::size_t>(known[i])]) {
+      const int below = kKnots[static_cast<std::size_t>(known[i])];
+      const auto above = static_cast<std::size_t>(known[i + 1]);
+      const double share = static_cast<double>(rows - below) / (kKnots[above] - below);
+      cost += share * (seconds_[above] - cost);
+      if (rows == kKnots[above]) ++i;
     }
     // More rows never cost less: what was measured otherwise is noise.
     const auto at = static_cast<std::size_t>(rows);
@@ -79,8 +90,9 @@ void StepCost::refresh() {
   }
 }
 
-double StepCost::of(int rows) const {
-  return of_[static_cast<std::size_t>(std::clamp(rows, 1, kMaxTreeNodes))];
+double StepCost::of(int rows, int prefix_len) const {
+  const auto at = static_cast<std::size_t>(std::clamp(rows, 1, kMaxTreeNodes));
+  return of_[at] + per_token_[at] * prefix_len;
 }
 
 }  // namespace ptd

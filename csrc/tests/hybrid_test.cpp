@@ -98,11 +98,8 @@ void test_more_tokens_than_a_node_holds() {
 }
 
 void test_cost_follows_what_is_measured() {
-  StepCost flat({});
-  CHECK(flat.of(1) == 1.0 && flat.of(256) == 1.0);
-  std::vector<double> curve(StepCost::kKnots.size());
-  for (std::size_t k = 0; k < curve.size(); ++k) curve[k] = 1.0 + 0.02 * StepCost::kKnots[k];
-  StepCost cost(curve);
+  StepCost cost;
+  CHECK(cost.of(1) == 1.0 && cost.of(256) == 1.0);
   for (int i = 0; i < 20; ++i) cost.observe(1, 0.010);
   CHECK(std::abs(cost.of(1) - 0.010) < 1e-6);
   const double guess = cost.of(32);
@@ -115,7 +112,29 @@ void test_cost_follows_what_is_measured() {
   cost.observe(32, -1.0);  // a clock that is no clock
   cost.observe(0, 1.0);
   for (int rows = 2; rows <= kMaxTreeNodes; ++rows) CHECK(cost.of(rows) >= cost.of(rows - 1));
-  CHECK_THROWS(StepCost({1.0, 2.0}), InvalidArgument);
+}
+
+void test_measured_cost_is_kept() {
+  StepCost cost;
+  const std::vector<int> rows{1, 4, 16};
+  const std::vector<double> seconds{0.010, 0.011, 0.023};
+  const std::vector<double> slopes{1e-6, 1e-6, 3e-6};
+  cost.fix(rows, seconds, slopes);
+  CHECK(cost.fixed());
+  const auto near = [](double a, double b) { return std::abs(a - b) < 1e-9; };
+  CHECK(near(cost.of(1), 0.010) && near(cost.of(4), 0.011) && near(cost.of(10), 0.017));
+  CHECK(near(cost.of(28), 0.035) && near(cost.of(300), cost.of(256)));
+  CHECK(near(cost.of(1, 1000), 0.011) && near(cost.of(16, 1000), 0.026));
+  cost.observe(16, 1.0);
+  CHECK(near(cost.of(16), 0.023));
+  cost.fix(std::vector<int>{1, 8}, std::vector<double>{0.02, 0.01}, std::vector<double>{0, 0});
+  CHECK(cost.of(8) == 0.02);  // more rows never cost less
+  CHECK_THROWS(cost.fix(rows, seconds, std::vector<double>{0.0}), InvalidArgument);
+  CHECK_THROWS(cost.fix(std::vector<int>{4, 1}, std::vector<double>{1, 1}, slopes),
+               InvalidArgument);
+  const std::vector<double> bad{0.01, -1.0, 0.02};
+  CHECK_THROWS(cost.fix(rows, bad, slopes), InvalidArgument);
+  CHECK_THROWS(cost.fix({}, {}, {}), InvalidArgument);
 }
 
 void test_a_request_with_drafts_and_a_budget_by_cost() {
@@ -162,5 +181,6 @@ int main() {
   test_acceptance_learns_who_is_right();
   test_more_tokens_than_a_node_holds();
   test_cost_follows_what_is_measured();
+  test_measured_cost_is_kept();
   test_a_request_with_drafts_and_a_budget_by_cost();
 }

@@ -171,7 +171,6 @@ def test_the_context_limit_is_kept() -> None:
         ("successors", 9),
         ("table_entries", 15),
         ("width", 0),
-        ("cost_curve", [1.0]),
     ],
 )
 def test_bad_options_are_named(option: str, value: Any) -> None:

@@ -34,7 +34,7 @@ class AcceptanceModel {
  public:
   static constexpr int kBuckets = 96;       // of a source; the last ones are for absence
   static constexpr int kAbsentBuckets = 4;  // by the source's confidence
-  static constexpr int kWeightSets = 4;     // by depth
+  static constexpr int kWeightSets = 24;    // by depth and by which sources have a say
   static constexpr int kMaxProposals = 32;  // different tokens at one node
   static constexpr int kCalibrationKnots = 17;
   static constexpr int kStateSize =
@@ -44,6 +44,8 @@ class AcceptanceModel {
   class Node {
    public:
     int size() const { return size_; }
+    // Sources that have been opened.
+    int opened() const { return opened_; }
     TokenId token(int i) const { return tokens_[static_cast<std::size_t>(i)]; }
     float probability(int i) const { return probabilities_[static_cast<std::size_t>(i)]; }
     // Bit s: source s proposed token i.
@@ -52,12 +54,12 @@ class AcceptanceModel {
    private:
     friend class AcceptanceModel;
     int size_ = 0;
+    int opened_ = 0;
     std::size_t weight_set_ = 0;
-    float base_ = 0.0f;
-    std::uint32_t active_ = 0;
+    bool below_root_ = false;
+    std::uint32_t active_ = 0;  // bit s: source s has a say
     std::array<std::uint8_t, kDraftSources> absent_{};
     std::array<TokenId, kMaxProposals> tokens_{};
-    std::array<float, kMaxProposals> scores_{};
     std::array<float, kMaxProposals> raw_{};            // softmax
     std::array<float, kMaxProposals> probabilities_{};  // calibrated
     std::array<std::uint32_t, kMaxProposals> present_{};

@@ -20,7 +20,8 @@ class DraftSources {
   // used: bit s = source s is asked; entries: contexts that each table remembers.
   DraftSources(std::uint32_t used, int entries, int pool_nodes_per_key, int pool_max_keys);
 
-  void clear();
+  // A new text; what is remembered of earlier ones stays on request.
+  void begin(bool keep);
   // The text goes on with this token.
   void append(TokenId token);
   // The model's likeliest tokens behind a place, [1 + top_k] as in a step's output.

@@ -20,6 +20,7 @@ struct DrafterNeeds {
   // 0 = all top_k come. A runtime that does not know it gives all of them: a slower draft, no other
   // output.
   float top_p = 0.0f;
+  bool step_cost = false;  // wants set_step_cost(): it sizes its trees by what rows cost
 };
 
 // What a step produced. Views are valid during observe() only.
@@ -53,6 +54,10 @@ class Drafter {
   // prompt is never among them (it is the root of the first step), nor are rows that a kept prefix
   // spared. Only called where `needs` asks for it.
   virtual void observe_prompt(int /*first*/, Span<const TokenId> /*outputs*/, int /*stride*/) {}
+  // What a step takes, measured by the runtime between requests: seconds[i] with rows[i] rows
+  // behind an empty prefix, and seconds_per_token[i] more for each token of the prefix. Rows rise.
+  virtual void set_step_cost(Span<const int> /*rows*/, Span<const double> /*seconds*/,
+                             Span<const double> /*seconds_per_token*/) {}
 
  private:
   friend class DrafterLease;

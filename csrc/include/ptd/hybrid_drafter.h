@@ -20,19 +20,19 @@ namespace ptd {
 
 struct HybridOptions {
   int max_candidate_nodes = 64;
-  bool auto_budget =
-      false;                // rows by measured cost, up to max_candidate_nodes; else always as many
+  // Rows by what they cost and what they promise, up to max_candidate_nodes; else always as many.
+  bool auto_budget = false;
   int max_draft_nodes = 0;  // rows of PTD's own tree besides; 0 = none
   int width = 1;            // of PTD's tree
   int depth = 6;
-  int successors = 8;              // of each row, remembered (1 to 8)
-  bool prompt_outputs = false;     // remember those of the prompt's rows too
-  bool keep_statistics = false;    // what was learned stays from request to request
-  int table_entries = 1 << 15;     // contexts that each table remembers
-  std::uint32_t sources = ~0u;     // bit s: DraftSource s is used
-  std::uint64_t seed = 0;          // of the draft tree's first tokens
-  std::vector<double> cost_curve;  // see StepCost
-  std::vector<TokenId> eos_ids;    // nothing is drafted after them
+  int successors = 8;            // of each row, remembered (1 to 8)
+  bool prompt_outputs = false;   // remember those of the prompt's rows too
+  bool keep_statistics = false;  // what was learned of the sources stays from request to request
+  bool keep_tables = false;      // what the sources remember of texts stays, too
+  int table_entries = 1 << 15;   // contexts that each table remembers
+  std::uint32_t sources = ~0u;   // bit s: DraftSource s is used
+  std::uint64_t seed = 0;        // of the draft tree's first tokens
+  std::vector<TokenId> eos_ids;  // nothing is drafted after them
 };
 
 class HybridDrafter final : public Drafter {
@@ -58,6 +58,10 @@ class HybridDrafter final : public Drafter {
   void propose(Span<const TokenId> committed, TreeBuilder& tree) override;
   void observe(const StepOutcome& outcome) override;
   void observe_prompt(int first, Span<const TokenId> outputs, int stride) override;
+  void set_step_cost(Span<const int> rows, Span<const double> seconds,
+                     Span<const double> seconds_per_token) override {
+    cost_.fix(rows, seconds, seconds_per_token);
+  }
 
   AcceptanceModel& model() { return model_; }
   const StepCost& cost() const { return cost_; }
@@ -79,7 +83,7 @@ class HybridDrafter final : public Drafter {
 
   void expand(int row, int depth, float probability);
   void plan_tree(int budget, int max_depth);
-  int choose_size() const;
+  int choose_size(int prefix_len) const;
   void learn(const StepOutcome& outcome);
   void grow_draft_tree(const StepOutcome& outcome);
   void add_drafts(TreeBuilder& tree);
@@ -91,6 +95,7 @@ class HybridDrafter final : public Drafter {
   StepCost cost_;
   double tokens_ = 0.0;  // of late, with the seconds they took: their ratio is the rate
   double seconds_ = 0.0;
+  int prefix_len_ = 0;  // of the step at hand
   std::vector<TokenId> prompt_;
   int prompt_shown_ = 0;
   ContextKey prompt_key_;
