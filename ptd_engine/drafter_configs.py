@@ -221,8 +221,8 @@ class HybridConfig:
     Attributes:
         max_candidate_nodes: most nodes of a step's tree.
         auto_budget: take as many of them as promise more tokens a second, by what a step of so many
-            rows takes (measured when the engine is made) and by the nodes' probabilities; none, where
-            nothing pays. False: always max_candidate_nodes.
+            rows takes (measured when the engine is made) and by the nodes' probabilities; none,
+            where nothing pays. False: always max_candidate_nodes.
         max_draft_nodes: rows of PTD's draft tree besides, 0 for none. They only pay in later steps.
         width, depth: of that tree, see PTDConfig.
         successors: likeliest tokens remembered of a row, 1 to 8.

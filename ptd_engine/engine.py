@@ -70,8 +70,8 @@ class Engine:
                 BusyError.
             reuse_prefix: a request does not compute again what its prompt has in common with the
                 prompt and output of the last one, from the first token on.
-            step_times: what the runner's steps take, for a drafter that sizes its trees by it; None:
-                measured now (about a second) if the drafter wants to know.
+            step_times: what the runner's steps take, for a drafter that sizes its trees by it;
+                None: measured now (about a second) if the drafter wants to know.
 
         Raises:
             ConfigError: an unknown `on_busy`, a `reuse_prefix` that is not a truth value.
