@@ -17,7 +17,7 @@ _FLAGS = (
     *("--disable-dev-shm-usage", "--disable-background-networking", "--disable-component-update"),
     *("--disable-sync", "--disable-extensions", "--window-size=1200,800", "--hide-scrollbars"),
 )
-_WAIT_S = 60.0
+_WAIT_S = 180.0
 
 
 def find() -> str | None:

@@ -30,7 +30,7 @@ from ptd_engine.testing.toy import ToyRunner, scripted
 
 __all__ = ["run"]  # a fixture, for the tests of this folder
 
-WAIT_S = 60.0  # for what comes at once unless something is broken
+WAIT_S = 180.0  # for what comes at once unless something is broken
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PIECES = [chr(ord("a") + i) for i in range(26)]
 PROMPT = [0]  # of a toy

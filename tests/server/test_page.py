@@ -58,9 +58,9 @@ def test_a_chat_with_the_demo_model(browser: Browser, demo_llm: LLM, tmp_path: P
     with serving(llm, model_name="demo") as running:
         browser.open(f"{running.url}/")
         browser.until("document.getElementById('model').textContent === 'demo'")
-        browser.evaluate("document.getElementById('max-tokens').value = 120")
+        browser.evaluate("document.getElementById('max-tokens').value = 64")
         ask(browser, QUESTION)
-        browser.until("document.querySelectorAll('.message .drafted').length > 3")
+        browser.until("document.querySelectorAll('.message .drafted').length > 1")
         assert browser.evaluate("document.body.dataset.state") == "busy"
         during = screenshot(browser, "during.png", tmp_path)
         browser.until("document.body.dataset.state === 'idle'")
@@ -68,7 +68,7 @@ def test_a_chat_with_the_demo_model(browser: Browser, demo_llm: LLM, tmp_path: P
         assert during.read_bytes() != after.read_bytes()
         body = {
             "messages": [{"role": "user", "content": QUESTION}],
-            "max_tokens": 120,
+            "max_tokens": 64,
             "temperature": 0,
         }
         whole = running.post(CHAT, body).json
@@ -77,7 +77,7 @@ def test_a_chat_with_the_demo_model(browser: Browser, demo_llm: LLM, tmp_path: P
         drafting = whole["spec_decode"]
         accepted = len(text_of(browser, ".message .drafted"))
         assert 0 < accepted <= drafting["num_accepted_tokens"]
-        assert text_of(browser, "#tokens") == ["120"]
+        assert text_of(browser, "#tokens") == ["64"]
         assert text_of(browser, "#steps") == [str(drafting["num_steps"])]
         assert text_of(browser, "#rate") == [f"{drafting['decoding_efficiency']:.2f}"]
         assert len(text_of(browser, "#tree .row.root")) == 1
