@@ -15,7 +15,7 @@ from pathlib import Path
 # other work. A setting of the caller's own wins, and the document names it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from bench import bookkeeping, compare, decode, kernels, paper, quality, serve, step
+from bench import bookkeeping, compare, decode, hybrid, kernels, paper, quality, serve, step
 from bench.report import Document, emit
 from ptd_engine.errors import PTDError
 
@@ -27,6 +27,7 @@ _BENCHMARKS = {
     "compare": compare,
     "quality": quality,
     "paper": paper,
+    "hybrid": hybrid,
     "serve": serve,
 }
 _WRITES_A_FOLDER = "paper"  # its --out is a folder, which gets the document as report.json

@@ -64,7 +64,7 @@ def measure_step_times(runner: Runner, max_seq_len: int, limit_s: float = _LIMIT
     best = _least(runner, sizes, short, repeats)
     if long >= 4 * max(short, 1):
         few = tuple(sorted({1, sizes[len(sizes) // 2], sizes[-1]}))
-        longer = _least(runner, few, long, max(2, repeats // 2))
+        longer = _least(runner, few, long, repeats)
         slopes = [
             max(0.0, (far - best[sizes.index(n)]) / (long - short))
             for n, far in zip(few, longer, strict=True)
