@@ -39,7 +39,8 @@ def ancestor_at(
     """Ancestors of a row at the depths given (a block), as int64; 0 where there is none."""
     rank = depth.to(tl.int64)
     node = rank * 0
-    for w in tl.static_range(WORDS):
+    # A loop: unrolled, the counts of all words would be held in registers throughout.
+    for w in tl.range(WORDS):
         word = tl.load(mask_ptr + row * WORDS + w)
         in2, in4, in8, in16, in32, in64 = bit_counts(word)
         here = (rank >= 0) & (rank < in64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -95,6 +95,8 @@ class Arguments:
         _require(0 < c < math.inf, "scale * k_scale", scale * k_scale, "finite and above 0")
         _require(0 < v_scale < math.inf, "v_scale", v_scale, "finite and above 0")
         as_bytes = k_cache.dtype == FP8 and arch < 90
+        if as_bytes:  # taking bytes apart needs registers
+            config = replace(config, row_blocks=config.row_blocks[:1])
         strides = (*q.stride()[:2], *k_cache.stride()[:2], *v_cache.stride()[:2])
         return Arguments(
             k_cache.view(torch.uint8) if as_bytes else k_cache,

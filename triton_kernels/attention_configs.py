@@ -24,6 +24,7 @@ class AttentionConfig:
         tail_block: BLOCK_M where one tree row's heads are alone.
         rows_per_warp: decides the warps of a block.
         dense_most: the largest BLOCK_M with exact=False.
+        dense_warps: the least warps with exact=False.
         causal_columns: columns of the result that a program of `causal_attention` computes.
         causal_stages: its tiles in flight.
     """
@@ -34,6 +35,7 @@ class AttentionConfig:
     tail_block: int = 64
     rows_per_warp: int = 16
     dense_most: int = 128
+    dense_warps: int = 4
     causal_columns: int = 64
     causal_stages: int = 2
 
@@ -53,7 +55,7 @@ class AttentionConfig:
 # has no matrix instruction in full precision: small blocks.
 _TABLE = {
     (80, 2, 64): AttentionConfig(64, (64, 128), 4),
-    (80, 2, 128): AttentionConfig(64, (64, 128), 3, dense_most=64),
+    (80, 2, 128): AttentionConfig(64, (64, 128), 3, dense_most=64, dense_warps=8),
     (80, 2, 256): AttentionConfig(16, (64,), 3, rows_per_warp=8),
     (90, 2, 64): AttentionConfig(64, (64, 128), 4),
     (90, 2, 128): AttentionConfig(64, (64, 128), 4),

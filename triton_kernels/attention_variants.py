@@ -61,7 +61,7 @@ def _variant(
         kernel=kernel,
         signature={x: types.get(x, "i32") for x in arguments},
         constants={x: value for x, value in constants.items() if x in kernel.arg_names},
-        num_warps=4 if kernel is combine_kernel else config.warps(block),
+        num_warps=_warps(kernel, config, block),
         num_stages=stages,
         aligned=tuple(x for x in arguments if x.endswith("_ptr") or x.startswith("stride_")),
         archs=(arch,),
@@ -69,11 +69,19 @@ def _variant(
     )
 
 
+def _warps(kernel: Any, config: AttentionConfig, block: int) -> int:
+    """As the launchers choose them."""
+    if kernel is combine_kernel:
+        return 4
+    return max(config.warps(block), config.dense_warps if kernel is dense_kernel else 0)
+
+
 def _of(
     config: AttentionConfig, arch: int, dtype: torch.dtype, head_dim: int, **options: Any
 ) -> Iterator[Variant]:
     """All kernels for one dtype and head size."""
-    for block in config.row_blocks:
+    blocks = config.row_blocks[:1] if options.get("cache") == "u8" else config.row_blocks
+    for block in blocks:
         yield _variant(prefix_kernel, arch, dtype, head_dim, block, stages=config.stages, **options)
         if block <= config.dense_most and options.get("cache") != "u8":
             yield _variant(

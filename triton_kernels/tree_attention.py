@@ -175,7 +175,7 @@ def _dense(
         **a.shape_constants,
         BLOCK_M=block,
         WORDS=mask.shape[1],
-        num_warps=config.warps(block),
+        num_warps=max(config.warps(block), config.dense_warps),
         num_stages=config.stages,
         **EXACT,
     )
