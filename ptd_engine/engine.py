@@ -88,7 +88,9 @@ class Engine:
         self._cached: list[int] = []  # the tokens of the cache rows from 0 on that are in place
         self.step_times = step_times
         if drafter.needs().step_cost:
-            times = self.step_times = step_times or measure_step_times(runner, max_seq_len)
+            times = self.step_times = step_times or measure_step_times(
+                runner, max_seq_len, vocab_size
+            )
             drafter.set_step_cost(
                 list(times.rows), list(times.seconds), list(times.seconds_per_token)
             )

@@ -42,7 +42,9 @@ class StepTimes:
         return float(base + prefix_len * np.interp(rows, self.rows, self.seconds_per_token))
 
 
-def measure_step_times(runner: Runner, max_seq_len: int, limit_s: float = _LIMIT_S) -> StepTimes:
+def measure_step_times(
+    runner: Runner, max_seq_len: int, vocab_size: int, limit_s: float = _LIMIT_S
+) -> StepTimes:
     """Run steps of several sizes, in turns, over whatever the cache holds; takes about `limit_s`.
 
     Only between requests: rows of the cache are overwritten.
@@ -50,21 +52,21 @@ def measure_step_times(runner: Runner, max_seq_len: int, limit_s: float = _LIMIT
     Args:
         runner: the largest size is its `max_nodes`.
         max_seq_len: positions that its model can be asked for.
+        vocab_size: ids below it stand for tokens.
         limit_s: seconds; a round of all sizes is run twice in any case, of a slow model's few.
     """
     longest = max(0, max_seq_len - 2)
     short, long = min(_SHORT_PREFIX, longest), min(_LONG_PREFIX, longest)
-    first = [_time(runner, *_star(runner, 1, short)) for _ in range(3)][-1]
+    bench = _Bench(runner, vocab_size)
+    first = [bench.time(1, short) for _ in range(3)][-1]
     wanted = _FEW_SIZES if first > _LONG_STEP_S else _SIZES
     largest = runner.max_nodes
-    sizes, round_s = _affordable(
-        runner, sorted({*(n for n in wanted if n < largest), largest}), short
-    )
+    sizes, round_s = bench.affordable(sorted({*(n for n in wanted if n < largest), largest}), short)
     repeats = min(_MOST_REPEATS, max(2, round(limit_s / round_s)))
-    best = _least(runner, sizes, short, repeats)
+    best = bench.typical(sizes, short, repeats)
     if long >= 4 * max(short, 1):
         few = tuple(sorted({1, sizes[len(sizes) // 2], sizes[-1]}))
-        longer = _least(runner, few, long, repeats)
+        longer = bench.typical(few, long, repeats)
         slopes = [
             max(0.0, (far - best[sizes.index(n)]) / (long - short))
             for n, far in zip(few, longer, strict=True)
@@ -79,51 +81,61 @@ def measure_step_times(runner: Runner, max_seq_len: int, limit_s: float = _LIMIT
     return StepTimes(sizes, tuple(seconds), tuple(per_token))
 
 
-def _affordable(runner: Runner, sizes: Sequence[int], prefix: int) -> tuple[tuple[int, ...], float]:
-    """The sizes up to the first one that can never pay, and the seconds of a round of them.
+class _Bench:
+    """Runs steps of chosen sizes on a runner."""
 
-    It warms up besides: a size's first step may record its operations.
-    """
-    taken: list[int] = []
-    times: list[float] = []
-    for size in sizes:
-        plan = _star(runner, size, prefix)
-        _time(runner, *plan)
-        taken.append(size)
-        times.append(_time(runner, *plan))
-        if times[-1] > _HOPELESS * times[0]:
-            break
-    return tuple(taken), sum(times)
+    def __init__(self, runner: Runner, vocab_size: int) -> None:
+        self._runner = runner
+        self._vocab_size = vocab_size
+        self._plans: dict[tuple[int, int], tuple[npt.NDArray[np.uint8], int]] = {}
 
+    def time(self, rows: int, prefix: int) -> float:
+        """Seconds from launch to result."""
+        key = rows, prefix
+        if key not in self._plans:
+            self._plans[key] = self._plan(rows, prefix)
+        block, bucket = self._plans[key]
+        self._runner.staging[: block.size] = block
+        start = time.perf_counter()
+        self._runner.launch(bucket)
+        self._runner.wait()
+        return time.perf_counter() - start
 
-def _least(runner: Runner, sizes: Sequence[int], prefix: int, repeats: int) -> list[float]:
-    """The shortest time of each size or of a larger one.
+    def affordable(self, sizes: Sequence[int], prefix: int) -> tuple[tuple[int, ...], float]:
+        """The sizes up to the first one that can never pay, and the seconds of a round of them.
 
-    What disturbs a step only makes it longer, and no step takes longer than one with more rows.
-    """
-    plans = [_star(runner, size, prefix) for size in sizes]
-    best = [float("inf")] * len(sizes)
-    for _ in range(repeats):
-        for i, plan in enumerate(plans):
-            best[i] = min(best[i], _time(runner, *plan))
-    for i in reversed(range(len(best) - 1)):
-        best[i] = min(best[i], best[i + 1])
-    return best
+        It warms up besides: a size's first step may record its operations.
+        """
+        taken: list[int] = []
+        times: list[float] = []
+        for size in sizes:
+            self.time(size, prefix)
+            taken.append(size)
+            times.append(self.time(size, prefix))
+            if times[-1] > _HOPELESS * times[0]:
+                break
+        return tuple(taken), sum(times)
 
+    def typical(self, sizes: Sequence[int], prefix: int, repeats: int) -> list[float]:
+        """The lower quartile of each size, or of a larger one that took less.
 
-def _star(runner: Runner, rows: int, prefix: int) -> tuple[npt.NDArray[np.uint8], int]:
-    """A packed plan of the root and its children, and its bucket. What they are does not matter."""
-    tree = _core.TreeBuilder(0, max_nodes=rows)
-    for _ in range(rows - 1):
-        tree.add_candidate(0, 0)
-    bucket = min((b for b in runner.node_buckets if b >= rows), default=rows)
-    block = tree.pack(prefix, n_bucket=bucket, max_path=runner.max_path)
-    return np.frombuffer(block, dtype=np.uint8), bucket
+        What disturbs a step only makes it longer, and no step takes longer than one with more rows.
+        """
+        times: list[list[float]] = [[] for _ in sizes]
+        for _ in range(repeats):
+            for i, size in enumerate(sizes):
+                times[i].append(self.time(size, prefix))
+        typical = [sorted(taken)[(len(taken) - 1) // 4] for taken in times]
+        for i in reversed(range(len(typical) - 1)):
+            typical[i] = min(typical[i], typical[i + 1])
+        return typical
 
-
-def _time(runner: Runner, block: npt.NDArray[np.uint8], bucket: int) -> float:
-    runner.staging[: block.size] = block
-    start = time.perf_counter()
-    runner.launch(bucket)
-    runner.wait()
-    return time.perf_counter() - start
+    def _plan(self, rows: int, prefix: int) -> tuple[npt.NDArray[np.uint8], int]:
+        """A root with children, packed, and its bucket. Rows differ, as those of a real step do."""
+        tree = _core.TreeBuilder(0, max_nodes=rows)
+        for child in range(1, rows):
+            tree.add_candidate(0, child * 101 % self._vocab_size)
+        buckets = self._runner.node_buckets
+        bucket = min((b for b in buckets if b >= rows), default=rows)
+        block = tree.pack(prefix, n_bucket=bucket, max_path=self._runner.max_path)
+        return np.frombuffer(block, dtype=np.uint8), bucket
