@@ -15,6 +15,7 @@ from ptd_engine.kernels.request import KernelRequest
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _HEAD_DIMS = (16, 256)
+_MOST_FLOAT32 = 128
 
 
 def probe(request: KernelRequest) -> str | None:
@@ -32,6 +33,9 @@ def probe(request: KernelRequest) -> str | None:
     least, most = _HEAD_DIMS
     if request.head_dim % 2 != 0 or not least <= request.head_dim <= most:
         return f"head_dim must be an even number from {least} to {most}, not {request.head_dim}"
+    if request.dtype == torch.float32 and request.head_dim > _MOST_FLOAT32:
+        # Its attention would not fit the registers.
+        return f"float32 goes with a head_dim of at most {_MOST_FLOAT32}, not {request.head_dim}"
     return None
 
 

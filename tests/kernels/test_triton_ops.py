@@ -65,6 +65,7 @@ def test_what_it_serves() -> None:
         (request(head_dim=8), "from 16 to 256, not 8"),
         (request(head_dim=65), "even number"),
         (request(head_dim=512), "not 512"),
+        (request(dtype=torch.float32, head_dim=256), "at most 128, not 256"),
     ):
         assert reason in (triton_backend.probe(refused) or "")
 
