@@ -52,9 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--drafter",
-        default="ptd",
+        default="hybrid",
         metavar="NAME[:OPTION=VALUE,...]",
-        help="of this engine, beside plain decoding (default: ptd)",
+        help="of this engine, beside plain decoding (default: hybrid)",
     )
     parser.add_argument(
         "--without-transformers", action="store_true", help="leave transformers out"

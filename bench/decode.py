@@ -39,8 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         metavar="NAME[:OPTION=VALUE,...]",
-        help="to compare with plain decoding (default: ptd); ptd:width=4,depth=6 sets fields of "
-        "its configuration, the others keep the published values; file:PATH.py:CLASS is your own",
+        help="to compare with plain decoding (default: ptd and hybrid); ptd:width=4,depth=6 sets "
+        "fields of its configuration, the others keep the published values; file:PATH.py:CLASS is "
+        "your own",
     )
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> Document:
         for s in sets
         for item in s.items
     ]
-    labels = [label for label in args.drafter or ["ptd"] if label != PLAIN]
+    labels = [label for label in args.drafter or ["ptd", "hybrid"] if label != PLAIN]
     choices = choose_drafters(labels, base.model.device.type)
     # One cache an engine: as long as these prompts need it, not as long as the model allows.
     longest = max(len(p.prompt_ids) for p in prompts) + args.max_new_tokens

@@ -11,7 +11,11 @@ _LABELS = {
     "humaneval": "HumanEval",
     "mbpp_100": "MBPP",
 }
-_OURS = {"plain": "ptd_engine, plain", "ptd": "**ptd_engine, ptd**"}
+_OURS = {
+    "plain": "ptd_engine, plain",
+    "ptd": "**ptd_engine, ptd**",
+    "hybrid": "**ptd_engine, hybrid**",
+}
 Document = Mapping[str, Any]
 
 

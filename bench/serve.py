@@ -44,7 +44,7 @@ _START_S = 300.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
     add_model_arguments(parser)
-    parser.add_argument("--drafter", default="ptd", metavar="NAME[:OPTION=VALUE,...]")
+    parser.add_argument("--drafter", default="hybrid", metavar="NAME[:OPTION=VALUE,...]")
     parser.add_argument("--clients", type=positive, default=32, metavar="N")
     parser.add_argument("--seconds", type=positive, default=600, metavar="S", help="of load")
     parser.add_argument("--max-queue", type=positive, default=16, metavar="N", help="of the server")

@@ -263,6 +263,9 @@ class HybridDrafter(Drafter):
     def reliability(self) -> tuple[list[int], list[float], list[int]]:
         """Predictions by tenths of probability: how many, their sum, how many came true."""
     @property
+    def root(self) -> int:
+        """Token of the last tree's root; -1 before the request's first step."""
+    @property
     def acceptance_state(self) -> list[float]:
         """All that was learned about the sources."""
     def load_acceptance_state(self, state: Sequence[float]) -> None: ...

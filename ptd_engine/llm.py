@@ -22,6 +22,7 @@ from ptd_engine.checkpoint.generation_defaults import (
     load_generation_defaults,
 )
 from ptd_engine.config import MAX_TREE_NODES, ResolvedParams, SamplingParams
+from ptd_engine.drafter_view import DrafterView
 from ptd_engine.drafters import DrafterSpec, make_drafter, resolve
 from ptd_engine.engine import Engine, Generation, check_params, check_reuse_prefix
 from ptd_engine.errors import ConfigError, PromptError, UnavailableError, shown
@@ -224,9 +225,12 @@ class LLM:
         )
 
     @property
-    def drafter(self) -> _core.Drafter:
-        """What proposes this engine's trees."""
-        return self.engine.drafter
+    def drafter(self) -> DrafterView:
+        """What proposes this engine's trees; `llm.drafter.explain()` prints the last one."""
+        return DrafterView(
+            self.engine.drafter,
+            lambda token: self.tokenizer.token_bytes(token).decode("utf-8", "replace"),
+        )
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: a text (with the model's special tokens) or ids as they are.

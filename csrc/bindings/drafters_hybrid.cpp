@@ -38,6 +38,7 @@ void bind_hybrid_drafter(py::module_& m) {
       .def(
           "step_seconds", [](const HybridDrafter& d, int rows) { return d.cost().of(rows); },
           py::arg("rows"))
+      .def_property_readonly("root", &HybridDrafter::root)
       .def_property_readonly(
           "nodes",
           [](const HybridDrafter& d) {

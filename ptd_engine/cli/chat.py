@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ptd_engine.cli import options as opt
+from ptd_engine.cli.report import write_sources
 from ptd_engine.cli.requests import chat_form
 from ptd_engine.config import SamplingParams
 from ptd_engine.errors import PTDError
@@ -28,9 +29,10 @@ def chat(
     min_p: opt.MinP = None,
     seed: opt.Seed = 0,
     generation_config: opt.GenerationConfig = "auto",
-    drafter: opt.Drafter = "ptd",
+    drafter: opt.Drafter = None,
     width: opt.Width = None,
     depth: opt.Depth = None,
+    stats: opt.Stats = False,
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     kernels: opt.Kernels = "auto",
@@ -42,6 +44,7 @@ def chat(
     /reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C cancels an answer.
     """
     spec = opt.drafter_spec(drafter, width, depth)
+    opt.check_stats(stats, spec)
     params = SamplingParams(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -66,14 +69,15 @@ def chat(
     with contextlib.suppress(ImportError):  # importing it gives input() line editing and history
         import readline  # noqa: F401
     typer.echo(_HELP)
-    _converse(Conversation(llm, params))
+    _converse(Conversation(llm, params, stats=stats))
 
 
 class Conversation:
     """The messages so far; an answer that fails leaves them as they were."""
 
-    def __init__(self, llm: LLM, params: SamplingParams) -> None:
+    def __init__(self, llm: LLM, params: SamplingParams, *, stats: bool = False) -> None:
         self._llm = llm
+        self._stats = stats
         self._params = params
         self._messages: list[dict[str, str]] = []
 
@@ -109,6 +113,8 @@ class Conversation:
             typer.echo(" [cancelled]", nl=False)
         finally:
             typer.echo()
+        if self._stats:
+            write_sources(self._llm.drafter)
         if answer := "".join(said):
             self._messages = [*asked, {"role": "assistant", "content": answer}]
         if output is not None and output.finish_reason == "length":

@@ -33,7 +33,7 @@ def demo(
         int, typer.Option(metavar="N", help="Most tokens of the answer.")
     ] = 128,
 ) -> None:
-    """Show Progressive Tree Drafting at work: the same answer, in fewer steps.
+    """Show drafting at work: the same answer, in fewer steps.
 
     Answers one prompt with the demo model (fetched at first use) with and without drafting, times
     both and compares the outputs. The exit status is 1 if they differ.
@@ -57,21 +57,21 @@ def demo(
     for side in (drafted, plain):  # first calls pay for lazy set-up: not measured
         side.generate(ids, SamplingParams(max_new_tokens=_WARM_UP_TOKENS))
 
-    typer.echo(f"Prompt: {prompt}\n\nThe answer, with Progressive Tree Drafting:\n")
+    typer.echo(f"Prompt: {prompt}\n\nThe answer, with drafting:\n")
     start = time.perf_counter()
-    ptd_runs = [write_stream(drafted.stream(ids, params))]
+    drafted_runs = [write_stream(drafted.stream(ids, params))]
     typer.echo("\nPlain decoding answers the same prompt, one token a step ...")
     plain_runs = [plain.generate(ids, params)]
     if time.perf_counter() - start < _LONGEST_FIRST_ROUND_S:
         typer.echo("Both once more; of each the faster run counts ...")
-        ptd_runs.append(drafted.generate(ids, params))
+        drafted_runs.append(drafted.generate(ids, params))
         plain_runs.append(plain.generate(ids, params))
     else:
         typer.echo("The machine is slow or busy: one run of each, so the times are rough.")
     typer.echo()
-    identical = all(run.token_ids == plain_runs[0].token_ids for run in ptd_runs + plain_runs)
-    runs = "best of two runs" if len(ptd_runs) > 1 else "one run"
-    _print(_fastest(ptd_runs), _fastest(plain_runs), f"Greedy decoding, {runs}")
+    identical = all(run.token_ids == plain_runs[0].token_ids for run in drafted_runs + plain_runs)
+    runs = "best of two runs" if len(drafted_runs) > 1 else "one run"
+    _print(_fastest(drafted_runs), _fastest(plain_runs), f"Greedy decoding, {runs}")
     typer.echo(f"output identical: {'yes' if identical else 'no'}")
     if prompt == DEFAULT_PROMPT:
         typer.echo(
@@ -85,18 +85,18 @@ def _fastest(runs: list[GenerationOutput]) -> GenerationOutput:
     return min(runs, key=lambda run: run.stats.total_time_s)
 
 
-def _print(ptd: GenerationOutput, plain: GenerationOutput, title: str) -> None:
+def _print(drafted: GenerationOutput, plain: GenerationOutput, title: str) -> None:
     from rich.table import Table
 
     table = Table("", title=title)
-    for column in ("PTD", "plain"):
+    for column in ("drafted", "plain"):
         table.add_column(column, justify="right")
-    sides = (ptd.stats, plain.stats)
+    sides = (drafted.stats, plain.stats)
     table.add_row("tokens", *(str(stats.tokens) for stats in sides))
     table.add_row("steps", *(str(stats.steps) for stats in sides))
     table.add_row("tokens per step", *(f"{stats.decoding_efficiency:.2f}" for stats in sides))
     table.add_row("tokens/s", *(f"{stats.tokens_per_second:.1f}" for stats in sides))
     table.add_row("time to first token", *(f"{s.time_to_first_token_s:.3f} s" for s in sides))
     print_table(table)
-    speed_up = plain.stats.total_time_s / ptd.stats.total_time_s
+    speed_up = plain.stats.total_time_s / drafted.stats.total_time_s
     typer.echo(f"speed-up: {speed_up:.2f}x")

@@ -9,7 +9,7 @@ import typer
 
 from ptd_engine.cli import options as opt
 from ptd_engine.cli.prompts import PromptItem, collect
-from ptd_engine.cli.report import summary, write_json, write_stream
+from ptd_engine.cli.report import summary, write_json, write_sources, write_stream
 from ptd_engine.cli.requests import chat_form, encode
 from ptd_engine.config import SamplingParams
 from ptd_engine.errors import ConfigError, PTDError
@@ -54,9 +54,10 @@ def generate(
     min_new_tokens: opt.MinNewTokens = 0,
     seed: opt.Seed = 0,
     generation_config: opt.GenerationConfig = "auto",
-    drafter: opt.Drafter = "ptd",
+    drafter: opt.Drafter = None,
     width: opt.Width = None,
     depth: opt.Depth = None,
+    stats: opt.Stats = False,
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     kernels: opt.Kernels = "auto",
@@ -70,6 +71,7 @@ def generate(
     """
     items = collect(prompt, [] if prompts is None else [prompts], limit)
     spec = opt.drafter_spec(drafter, width, depth)
+    opt.check_stats(stats, spec)
     params = SamplingParams(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -106,6 +108,8 @@ def generate(
             typer.echo(f"--- {item.id}")
         try:
             answer(llm, item, params, as_chat)
+            if stats:
+                write_sources(llm.drafter)
         except PTDError as error:
             if prompts is None:
                 raise

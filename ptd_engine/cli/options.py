@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ptd_engine.config import PTDConfig
+from ptd_engine.drafter_configs import HybridConfig
 from ptd_engine.errors import ConfigError
 
 Model = Annotated[
@@ -49,21 +50,35 @@ MaxSeqLen = Annotated[
     ),
 ]
 Drafter = Annotated[
-    str,
-    typer.Option(help="ptd, or none (plain decoding). It never changes the output."),
+    str | None,
+    typer.Option(
+        metavar="NAME[:OPTION=VALUE,...]",
+        help="hybrid (as many rows as pay on this machine), ptd, none (plain decoding), or another "
+        "name of docs/drafters.md, with settings. It never changes the output. Default: hybrid; "
+        "with --width or --depth: ptd.",
+        show_default=False,
+    ),
 ]
 Width = Annotated[
     int | None,
     typer.Option(
         metavar="W",
-        help="PTD's width. With --width or --depth the rest is the paper's (width 4, depth 6, 96 "
-        "draft and 60 candidate rows); without, what suits the device.",
+        help="PTD's width. With --width or --depth the rest is the paper's: width 4, depth 6, 96 "
+        "draft and 60 candidate rows.",
         show_default=False,
     ),
 ]
 Depth = Annotated[
     int | None,
     typer.Option(metavar="D", help="PTD's depth; see --width.", show_default=False),
+]
+Stats = Annotated[
+    bool,
+    typer.Option(
+        "--stats",
+        help="After each answer, on standard error: what each source of the hybrid drafter "
+        "proposed, and what of it was accepted.",
+    ),
 ]
 MaxNewTokens = Annotated[
     int,
@@ -160,12 +175,35 @@ Limit = Annotated[
 ]
 
 
-def drafter_spec(name: str, width: int | None, depth: int | None) -> str | PTDConfig:
+def check_stats(stats: bool, spec: str | PTDConfig) -> None:
+    """Raise ConfigError for --stats with a drafter that counts nothing by source."""
+    if not stats:
+        return
+    from ptd_engine.drafters import resolve
+
+    if not isinstance(resolve(spec, "cpu"), HybridConfig):
+        raise ConfigError.for_field(
+            "--stats",
+            stats,
+            "nothing with a drafter other than hybrid",
+            "Only hybrid counts what its sources propose: use --drafter hybrid, or leave it out.",
+        )
+
+
+def drafter_name(name: str | None, width: int | None, depth: int | None) -> str:
+    """--drafter, or what stands for it where it is not given: a shape asks for ptd's tree."""
+    if name is not None:
+        return name
+    return "hybrid" if width is None and depth is None else "ptd"
+
+
+def drafter_spec(name: str | None, width: int | None, depth: int | None) -> str | PTDConfig:
     """What --drafter, --width and --depth mean together.
 
     Raises:
         ConfigError: a tree's shape for a drafter that has none, or a shape out of range.
     """
+    name = drafter_name(name, width, depth)
     given = {"width": width, "depth": depth}
     shape = {option: value for option, value in given.items() if value is not None}
     if not shape:

@@ -50,7 +50,7 @@ def plan(
             "an H200 has about 4800.",
         ),
     ] = DEFAULT_BANDWIDTH_GB_S,
-    drafter: opt.Drafter = "ptd",
+    drafter: opt.Drafter = None,
     width: opt.Width = None,
     depth: opt.Depth = None,
     dtype: opt.Dtype = "auto",

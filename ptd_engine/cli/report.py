@@ -12,6 +12,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ptd_engine.drafter_view import DrafterView
     from ptd_engine.outputs import Chunk, GenerationOutput
 
 
@@ -42,6 +43,23 @@ def summary(output: GenerationOutput) -> str:
         f"step), {stats.tokens_per_second:.1f} tokens/s, first token after "
         f"{stats.time_to_first_token_s:.2f} s, finish: {output.finish_reason}"
     )
+
+
+def write_sources(drafter: DrafterView) -> None:
+    """Print to standard error what each source of the hybrid drafter was good for in a request."""
+    from rich.console import Console
+    from rich.table import Table
+
+    budgets = drafter.budgets
+    mean = sum(budgets) / len(budgets) if budgets else 0.0
+    table = Table(title=f"Nodes by source ({mean:.1f} a step on average)")
+    table.add_column("source")
+    for column in ("proposed", "accepted", "alone"):
+        table.add_column(column, justify="right")
+    for name, counts in drafter.source_counts.items():
+        table.add_row(name, *map(str, counts))
+    table.caption = "alone: accepted, and no other source had it"
+    Console(stderr=True).print(table)
 
 
 def print_table(table: Table) -> None:

@@ -75,7 +75,7 @@ def serve(
         typer.Option(help="Do not compute again what a prompt shares with the last request."),
     ] = True,
     generation_config: opt.GenerationConfig = "auto",
-    drafter: opt.Drafter = "ptd",
+    drafter: opt.Drafter = None,
     width: opt.Width = None,
     depth: opt.Depth = None,
     dtype: opt.Dtype = "auto",

@@ -70,7 +70,7 @@ def verify(
     min_new_tokens: opt.MinNewTokens = 0,
     seed: opt.Seed = 0,
     generation_config: opt.GenerationConfig = "auto",
-    drafter: opt.Drafter = "ptd",
+    drafter: opt.Drafter = None,
     width: opt.Width = None,
     depth: opt.Depth = None,
     dtype: opt.Dtype = "auto",
@@ -130,7 +130,7 @@ def verify(
     write_json(
         {
             "model": model,
-            "drafter": drafter,
+            "drafter": opt.drafter_name(drafter, width, depth),
             "drafter_config": asdict(meant) if isinstance(meant, DrafterConfig) else None,
             "dtype": drafted.model.precision,
             "device": str(drafted.model.device),

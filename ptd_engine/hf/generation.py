@@ -25,7 +25,7 @@ def generate(
     streamer: Streamer | None = None,
     *,
     seed: int | torch.Generator | None = None,
-    drafter: DrafterSpec = "ptd",
+    drafter: DrafterSpec = "hybrid",
     kernels: str = "auto",
     **model_kwargs: Any,
 ) -> Any:

@@ -53,9 +53,10 @@ def engine_for(model: Any, *, drafter: DrafterSpec, kernels: str, context: int) 
     with _lock:
         found, state = _served.get(model), _state_of(model)
         wanted = resolve(drafter, model.device.type)
-        longest = 0 if found is None else found.engine.max_seq_len
+        before = None if found is None else found.engine
+        longest = 0 if before is None else before.max_seq_len
         if found is None or found.state != state or found.kernels != kernels:
-            found = None  # no old weights beside the new ones
+            found = before = None  # no old weights beside the new ones
             _served.pop(model, None)
             loaded = load_model(
                 ModelCheckpoint(model), device=model.device, kernels=kernels, max_seq_len=1
@@ -64,12 +65,14 @@ def engine_for(model: Any, *, drafter: DrafterSpec, kernels: str, context: int) 
             return found.engine
         else:
             loaded = found.model
-        engine = _make_engine(loaded, wanted, max(context, longest))
+        engine = _make_engine(loaded, wanted, max(context, longest), before)
         _served[model] = _Served(state, kernels, loaded, wanted, engine)
         return engine
 
 
-def _make_engine(model: CausalLM, drafter: DrafterSpec, context: int) -> Engine:
+def _make_engine(
+    model: CausalLM, drafter: DrafterSpec, context: int, before: Engine | None
+) -> Engine:
     config = model.config
     room = 1 << (max(context, _LEAST_CONTEXT) - 1).bit_length()
     length = max(context, min(room, config.max_position_embeddings, config.sliding_window or room))
@@ -82,8 +85,18 @@ def _make_engine(model: CausalLM, drafter: DrafterSpec, context: int) -> Engine:
         max_nodes=1 + needs.max_nodes,
         top_k=needs.top_k,
     )
+    # What steps take is measured once a model, unless trees become larger than what was measured.
+    times = None
+    if before is not None and before.runner.max_nodes >= runner.max_nodes:
+        times = before.step_times
     # Which ids end an output is said by every request.
-    return Engine(runner, made, max_seq_len=length, vocab_size=config.vocab_size)
+    return Engine(
+        runner,
+        made,
+        max_seq_len=length,
+        vocab_size=config.vocab_size,
+        step_times=times,
+    )
 
 
 def _state_of(model: Any) -> object:

@@ -73,7 +73,8 @@ def test_ctrl_c_cancels_the_answer_only(
         return wait(self)
 
     monkeypatch.setattr(EagerRunner, "wait", interrupt_once)
-    result = run("chat", chat_model, *SHORT, input="Hi\nAgain\n")
+    options = (*SHORT, "--drafter", "ptd")  # the default's engine measures steps when it is made
+    result = run("chat", chat_model, *options, input="Hi\nAgain\n")
     assert result.exit_code == 0, result.output
     # Nothing was said before the interrupt, so the next answer is that of a new conversation.
     assert "[cancelled]" in result.stdout and expected in result.stdout

@@ -90,7 +90,10 @@ def test_plan_equals_what_loading_takes(
 
 
 def test_plan_for_a_gpu_that_is_not_here(run: Run, chat_model: str) -> None:
-    result = run("plan", chat_model, "--device", "cuda", "--dtype", "bfloat16")
+    options = ("--device", "cuda", "--dtype", "bfloat16")
+    default = json.loads(run("plan", chat_model, *options).stdout.splitlines()[-1])
+    assert default["step_rows"] == 65  # hybrid's
+    result = run("plan", chat_model, *options, "--drafter", "ptd")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout.splitlines()[-1])
     assert (found["device"], found["dtype"], found["step_rows"]) == ("cuda", "bfloat16", 157)

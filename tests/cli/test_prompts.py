@@ -89,6 +89,8 @@ def test_one_source_of_prompts(write: Write) -> None:
 
 def test_a_tree_shape_is_for_ptd_alone() -> None:
     assert drafter_spec("ptd", None, None) == "ptd"
+    assert drafter_spec(None, None, None) == "hybrid"
+    assert drafter_spec(None, 2, None) == PTDConfig(width=2)
     assert drafter_spec("ptd", 2, None) == PTDConfig(width=2)
     assert drafter_spec("ptd", None, 3) == PTDConfig(depth=3)
     with pytest.raises(ConfigError, match="--depth=3 is not valid: allowed is nothing"):

@@ -239,7 +239,7 @@ def test_a_dict_in_generate(llama: Any) -> None:
 
 def test_one_engine_a_model_as_long_as_the_weights_stay() -> None:
     model = tiny.build("llama3", seed=4)
-    settings: dict[str, Any] = {"drafter": "ptd", "kernels": "auto", "context": 40}
+    settings: dict[str, Any] = {"drafter": "hybrid", "kernels": "auto", "context": 40}
     before = both(model, max_new_tokens=20)
     engine = engine_for(model, **settings)
     both(model, max_new_tokens=20)
@@ -252,6 +252,8 @@ def test_one_engine_a_model_as_long_as_the_weights_stay() -> None:
     assert both(model, torch.arange(3, 90)[None], max_new_tokens=50).shape[1] == 137  # beyond 128
     longer = engine_for(model, **settings)
     assert longer.max_seq_len >= 137
+    assert longer.step_times is again.step_times is not None  # the same model: measured once
+    assert again.step_times is not engine.step_times
     ptd_engine.hf.release(model)
     assert engine_for(model, **settings) is not longer
 
@@ -259,7 +261,7 @@ def test_one_engine_a_model_as_long_as_the_weights_stay() -> None:
 def test_the_engine_goes_with_the_model() -> None:
     model = tiny.build("llama3", seed=4)
     ours(model, max_new_tokens=2)
-    engine = weakref.ref(engine_for(model, drafter="ptd", kernels="auto", context=10))
+    engine = weakref.ref(engine_for(model, drafter="hybrid", kernels="auto", context=10))
     assert engine() is not None
     del model
     gc.collect()

@@ -60,6 +60,8 @@ PYTHON_RULES: Mapping[str, Rule] = {
     "model": _rule(_BASE | {"checkpoint", "kernels", "kv_cache"}, "torch", "transformers"),
     # 7: owns memory, knows no algorithm; of _core it uses the layout of the plan
     "runner": _rule(_EXECUTION | {"_core"}, "torch", "numpy"),
+    # the same, over several processes
+    "tensor_parallel": _rule(_EXECUTION | {"_core", "runner"}, "torch", "numpy"),
     "turnstile": _rule({"errors"}),
     "streamers": _rule({"errors"}, "torch"),
     # 8: joins algorithm and execution, knows no text and no files
@@ -68,9 +70,20 @@ PYTHON_RULES: Mapping[str, Rule] = {
         *("torch", "numpy"),
     ),
     # 9
+    "drafter_view": _rule({"errors", "_core"}, "rich"),
     "llm": _rule(
         _EXECUTION
-        | {"_core", "drafters", "hub", "text", "runner", "turnstile", "streamers", "engine"},
+        | {
+            "_core",
+            "drafter_view",
+            "drafters",
+            "hub",
+            "text",
+            "runner",
+            "turnstile",
+            "streamers",
+            "engine",
+        },
         *("torch", "numpy"),
     ),
     "hf": _rule(
@@ -80,7 +93,8 @@ PYTHON_RULES: Mapping[str, Rule] = {
     FACADE: _rule(_BASE | {"llm"}),
     "cli": _rule(
         _EXECUTION
-        | {"_core", "drafters", "hub", "text", "runner", "engine", "llm", "server", FACADE},
+        | {"_core", "drafter_configs", "drafter_view", "drafters", "hub", "text", "runner"}
+        | {"engine", "llm", "server", FACADE},
         *("torch", "numpy", "typer", "rich"),
     ),
     "server": _rule(

@@ -63,6 +63,7 @@ void HybridDrafter::begin(Span<const TokenId> prompt) {
   prompt_key_ = ContextKey();
   runners_up_.clear();
   planned_.clear();
+  root_ = kNoToken;
   least_ = 0.0f;
   counts_.assign(kDraftSources, {});
   budgets_.clear();
@@ -156,6 +157,7 @@ int HybridDrafter::choose_size(int prefix_len) const {
 void HybridDrafter::propose(Span<const TokenId> committed, TreeBuilder& tree) {
   plan_tree(std::min(options_.max_candidate_nodes, tree.room()), tree.max_depth());
   prefix_len_ = static_cast<int>(committed.size()) - 1;
+  root_ = committed[committed.size() - 1];
   const auto size = static_cast<std::size_t>(choose_size(prefix_len_));
   planned_.resize(size);
   places_.resize(size + 1);

@@ -65,6 +65,8 @@ class HybridDrafter final : public Drafter {
 
   AcceptanceModel& model() { return model_; }
   const StepCost& cost() const { return cost_; }
+  // Token of the last step's row 0, kNoToken before the first.
+  TokenId root() const { return root_; }
   // Candidates of the last step: row i + 1 is nodes()[i].
   const std::vector<PlannedNode>& nodes() const { return planned_; }
   // Of this request, by source.
@@ -95,7 +97,8 @@ class HybridDrafter final : public Drafter {
   StepCost cost_;
   double tokens_ = 0.0;  // of late, with the seconds they took: their ratio is the rate
   double seconds_ = 0.0;
-  int prefix_len_ = 0;  // of the step at hand
+  int prefix_len_ = 0;       // of the step at hand
+  TokenId root_ = kNoToken;  // its row 0
   std::vector<TokenId> prompt_;
   int prompt_shown_ = 0;
   ContextKey prompt_key_;
