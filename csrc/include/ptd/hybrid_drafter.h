@@ -86,6 +86,8 @@ class HybridDrafter final : public Drafter {
   void expand(int row, int depth, float probability);
   void plan_tree(int budget, int max_depth);
   int choose_size(int prefix_len) const;
+  double later_tokens() const;
+  double honesty() const;
   void learn(const StepOutcome& outcome);
   void grow_draft_tree(const StepOutcome& outcome);
   void add_drafts(TreeBuilder& tree);
@@ -95,8 +97,13 @@ class HybridDrafter final : public Drafter {
   DraftSources sources_;
   DraftTree draft_tree_;
   StepCost cost_;
-  double tokens_ = 0.0;  // of late, with the seconds they took: their ratio is the rate
+  // Of late: tokens, the seconds they took, and their steps; candidates that were to be accepted by
+  // their probabilities, and that were.
+  double tokens_ = 0.0;
   double seconds_ = 0.0;
+  double steps_ = 0.0;
+  double predicted_ = 0.0;
+  double accepted_ = 0.0;
   int prefix_len_ = 0;       // of the step at hand
   TokenId root_ = kNoToken;  // its row 0
   std::vector<TokenId> prompt_;
