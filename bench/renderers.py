@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_LABELS = {
+LABELS = {
     "mt_bench": "MT-Bench",
     "gsm8k_100": "GSM8K",
     "humaneval": "HumanEval",
@@ -19,20 +19,22 @@ _OURS = {
 Document = Mapping[str, Any]
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _machine(document: Document) -> str:
-    machine = document["machine"]
+def machine(document: Document) -> str:
+    """The conditions that the processor sets."""
+    facts = document["machine"]
     return (
-        f"{machine['cpu']}, {machine['torch_threads']} threads, "
-        f"torch {document['versions']['torch']}"
+        f"{facts['cpu']}, {facts['torch_threads']} threads, torch {document['versions']['torch']}"
     )
 
 
-def _checked(document: Document) -> Document:
+def checked(document: Document) -> Document:
+    """The document; raises ValueError if a result in it was wrong."""
     if not document["correct"]:
         raise ValueError("the document holds outputs that differ from plain decoding")
     return document
@@ -40,13 +42,13 @@ def _checked(document: Document) -> Document:
 
 def render_headline(documents: Sequence[Document]) -> str:
     """The drafters of a `decode` document by prompt set, with its conditions."""
-    document = _checked(documents[0])
+    document = checked(documents[0])
     settings = document["settings"]
     rows = []
     for entry in document["results"]["sets"]:
         name = entry["prompt_set"]
         row = [
-            f"{'**all**' if name == 'total' else _LABELS.get(name, name)} ({entry['prompts']})",
+            f"{'**all**' if name == 'total' else LABELS.get(name, name)} ({entry['prompts']})",
             f"{entry['plain']['tokens_per_second']:.1f}",
         ]
         for drafted in entry["drafters"]:
@@ -59,19 +61,19 @@ def render_headline(documents: Sequence[Document]) -> str:
     drafters = " and ".join(f"`{label}`" for label in labels)
     return "\n\n".join(
         [
-            _table(columns, rows),
+            table(columns, rows),
             f"SmolLM2-135M-Instruct in {settings['dtype']}, greedy, first turns through the chat "
             f"template, at most {settings['max_new_tokens']} tokens, prefill included; {drafters} "
             "against plain decoding with the same kernels, alternating in one run, "
             f"median of {settings['repeats']}; every output compared and identical. "
-            f"{_machine(document)}.",
+            f"{machine(document)}.",
         ]
     )
 
 
 def render_trees(documents: Sequence[Document]) -> str:
     """Trees of several sizes against plain decoding, from a `decode` document."""
-    document = _checked(documents[0])
+    document = checked(documents[0])
     total = next(e for e in document["results"]["sets"] if e["prompt_set"] == "total")
     rows = [
         [
@@ -87,17 +89,17 @@ def render_trees(documents: Sequence[Document]) -> str:
     settings = document["settings"]
     return "\n\n".join(
         [
-            _table(("drafter", "DE", "HR", "Dft", "Ver", "speed-up"), rows),
+            table(("drafter", "DE", "HR", "Dft", "Ver", "speed-up"), rows),
             f"{total['prompts']} prompts, evenly of the four sets, {settings['dtype']}, greedy, at "
             f"most {settings['max_new_tokens']} tokens, against plain decoding in the same run, "
-            f"every output identical to it. {_machine(document)}.",
+            f"every output identical to it. {machine(document)}.",
         ]
     )
 
 
 def render_steps(documents: Sequence[Document]) -> str:
     """The cost of a step by rows, from a `step` document."""
-    document = _checked(documents[0])
+    document = checked(documents[0])
     rows = [
         [str(r["rows"]), f"{r['ms']:.1f}", f"{r['ratio_to_one_row']:.2f}"]
         for r in document["results"]["steps"]
@@ -105,9 +107,9 @@ def render_steps(documents: Sequence[Document]) -> str:
     settings = document["settings"]
     return "\n\n".join(
         [
-            _table(("rows", "ms", "of one row"), rows),
+            table(("rows", "ms", "of one row"), rows),
             f"{settings['dtype']}, prefix {settings['prefix'][0]}, forward and select, median. "
-            f"{_machine(document)}.",
+            f"{machine(document)}.",
         ]
     )
 
@@ -145,7 +147,7 @@ def render_verified(documents: Sequence[Document]) -> str:
         "Dft",
         "Ver",
     )
-    return _table(columns, rows)
+    return table(columns, rows)
 
 
 def _tree(config: Mapping[str, Any]) -> str:
@@ -156,7 +158,7 @@ def _tree(config: Mapping[str, Any]) -> str:
 
 def render_kernel_steps(documents: Sequence[Document]) -> str:
     """Milliseconds of a step by rows, one column a `step` document (a dtype each)."""
-    checked = [_checked(document) for document in documents]
+    checked = [checked(document) for document in documents]
     by_dtype = {
         d["settings"]["dtype"]: {s["rows"]: s for s in d["results"]["steps"]} for d in checked
     }
@@ -177,11 +179,11 @@ def render_kernel_steps(documents: Sequence[Document]) -> str:
     )
     return "\n\n".join(
         [
-            _table(columns, rows),
+            table(columns, rows),
             f"SmolLM2-135M-Instruct, prefix {settings['prefix'][0]}, forward and head, median. "
             "Share of the read bandwidth measured in the same run that a step of one row reaches: "
             f"{reads}. "
-            f"{_machine(checked[0])}.",
+            f"{machine(checked[0])}.",
         ]
     )
 
@@ -189,7 +191,7 @@ def render_kernel_steps(documents: Sequence[Document]) -> str:
 def render_peers(documents: Sequence[Document]) -> str:
     """Our decoding beside others', from `compare` documents (a dtype each)."""
     rows = []
-    for document in map(_checked, documents):
+    for document in map(checked, documents):
         prompts = len(document["results"]["prompts"])
         for entry in document["results"]["engines"]:
             prefill = entry["prefill_s"]
@@ -214,17 +216,17 @@ def render_peers(documents: Sequence[Document]) -> str:
     )
     return "\n\n".join(
         [
-            _table(columns, rows),
+            table(columns, rows),
             f"SmolLM2-135M-Instruct, greedy, at most {settings['max_new_tokens']} tokens, decoding "
             f"without prefill, engines taking turns in one run, median of {settings['repeats']}. "
-            f"{_machine(documents[0])}.",
+            f"{machine(documents[0])}.",
         ]
     )
 
 
 def render_quality(documents: Sequence[Document]) -> str:
     """What a dtype costs in quality, from a `quality` document."""
-    document = _checked(documents[0])
+    document = checked(documents[0])
     rows = [
         [
             r["dtype"],
@@ -239,7 +241,7 @@ def render_quality(documents: Sequence[Document]) -> str:
     settings = document["settings"]
     return "\n\n".join(
         [
-            _table(columns, rows),
+            table(columns, rows),
             f"SmolLM2-135M-Instruct on {settings['tokens']} tokens of text, teacher-forced; "
             f"against {settings['reference']}. The file's weights were rounded to 4 bits before, "
             "by groups of 32 as int4 does it: int4 costs less here than it would elsewhere.",
@@ -255,7 +257,7 @@ def render_methods(documents: Sequence[Document]) -> str:
     """Methods over all sets, and their tokens a step by set, of the greedy part of a `paper`
     document.
     """
-    document = _checked(documents[0])
+    document = checked(documents[0])
     part = next(s for s in document["results"]["sections"] if s["name"] == "greedy")
     rows = [dict(zip(part["columns"], row, strict=True)) for row in part["rows"]]
     sets = [name for name in dict.fromkeys(row["set"] for row in rows) if name != "all"]
@@ -271,13 +273,13 @@ def render_methods(documents: Sequence[Document]) -> str:
         shown.append([f"`{method}`", *cells, *per_set])
     settings = document["settings"]
     prompts = sum(entry["prompts"] for entry in settings["prompt_sets"])
-    names = [f"DE, {_LABELS.get(name, name)}" for name in sets]
+    names = [f"DE, {LABELS.get(name, name)}" for name in sets]
     return "\n\n".join(
         [
-            _table(("drafter", *_METHOD_COLUMNS, *names), shown),
+            table(("drafter", *_METHOD_COLUMNS, *names), shown),
             f"SmolLM2-135M-Instruct in {settings['dtype']}, greedy, {prompts} prompts through the "
             f"chat template, at most {settings['scale']['max_new_tokens']} tokens, prefill "
             "included; plain decoding and all drafters in turns, prompt by prompt; every output "
-            f"compared and identical. {_machine(document)}.",
+            f"compared and identical. {machine(document)}.",
         ]
     )
