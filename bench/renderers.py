@@ -158,9 +158,9 @@ def _tree(config: Mapping[str, Any]) -> str:
 
 def render_kernel_steps(documents: Sequence[Document]) -> str:
     """Milliseconds of a step by rows, one column a `step` document (a dtype each)."""
-    checked = [checked(document) for document in documents]
+    good = [checked(document) for document in documents]
     by_dtype = {
-        d["settings"]["dtype"]: {s["rows"]: s for s in d["results"]["steps"]} for d in checked
+        d["settings"]["dtype"]: {s["rows"]: s for s in d["results"]["steps"]} for d in good
     }
     columns = ["rows", *(f"{dtype}, ms (of one row)" for dtype in by_dtype)]
     rows = [
@@ -173,7 +173,7 @@ def render_kernel_steps(documents: Sequence[Document]) -> str:
         ]
         for count in sorted(next(iter(by_dtype.values())))
     ]
-    settings = checked[0]["settings"]
+    settings = good[0]["settings"]
     reads = ", ".join(
         f"{dtype} {100 * steps[1]['roofline_share']:.0f} %" for dtype, steps in by_dtype.items()
     )
@@ -183,7 +183,7 @@ def render_kernel_steps(documents: Sequence[Document]) -> str:
             f"SmolLM2-135M-Instruct, prefix {settings['prefix'][0]}, forward and head, median. "
             "Share of the read bandwidth measured in the same run that a step of one row reaches: "
             f"{reads}. "
-            f"{machine(checked[0])}.",
+            f"{machine(good[0])}.",
         ]
     )
 
