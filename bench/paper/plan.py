@@ -18,7 +18,7 @@ METHODS = (
     "prompt-lookup",
     "token-recycling",
     "suffix",
-    "hybrid",
+    "hybrid:auto_budget=false",
 )
 _ROOMY = "max_draft_nodes=190,max_candidate_nodes=60"  # no tree of a sweep meets the cap
 
