@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench import gpu_kernels
 from bench.common import collector_off, integers, positive, ratio
 from bench.environment import read_bandwidth
 from bench.kernel_cases import head_logits, make_cases
@@ -46,10 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prefix", type=positive, default=512, metavar="L", help="cached tokens")
     parser.add_argument("--repeats", type=positive, default=21, metavar="R")
     parser.add_argument("--threads", type=positive, help="of the CPU kernels; default: torch's")
+    gpu_kernels.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> Document:
     """Measure. Raises PTDError for backends and operations that are not there."""
+    if args.gpu:
+        return gpu_kernels.run(args)
     dtype = _DTYPES[args.dtype]
     backends = args.backends or available_backends()
     bandwidth = read_bandwidth(torch.device("cpu"))

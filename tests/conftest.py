@@ -20,3 +20,11 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no prompt sets at {folder}: set PTD_SHARED to the folder that holds data/")
     return folder
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rehearse-gpu",
+        action="store_true",
+        help="run the tests of tests/gpu on a CPU: interpreted, built for the host, few cases",
+    )
