@@ -52,3 +52,9 @@ class EngineError(PTDError, RuntimeError):
 
 class BusyError(EngineError):
     """The engine serves another request and this one is not to wait, or would wait for ever."""
+
+
+class DistributedError(PTDError, RuntimeError):
+    """A rank of tensor parallelism ended, raised or did not answer: the model has to be loaded
+    again.
+    """

@@ -9,9 +9,9 @@ from __future__ import annotations
 import difflib
 import logging
 import operator
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, Never, Self
+from typing import TYPE_CHECKING, Any, Never, Self
 
 import torch
 
@@ -31,10 +31,13 @@ from ptd_engine.model import CausalLM, ModelConfig, load_model
 from ptd_engine.model.config import MAX_CONTEXT
 from ptd_engine.model.precision import resolve_precision
 from ptd_engine.outputs import Chunk, ChunkStream, GenerationOutput, TokenLogprobs, Usage
-from ptd_engine.runner import EagerRunner, StepTimes
+from ptd_engine.runner import EagerRunner, Runner, StepTimes
 from ptd_engine.streamers import Feed, Streamer
 from ptd_engine.text import Message
 from ptd_engine.turnstile import OnBusy, check_on_busy
+
+if TYPE_CHECKING:
+    from ptd_engine.tensor_parallel import TensorParallel
 
 # Without max_seq_len the cache is made for the model's context, up to this many tokens: models that
 # state 128k would otherwise take gigabytes for a short chat.
@@ -67,7 +70,9 @@ class LLM:
         tokenizer: text.Tokenizer,
         model: CausalLM,
         defaults: GenerationDefaults | None = None,
+        ranks: TensorParallel | None = None,
     ) -> None:
+        self.ranks = ranks
         self.defaults = GenerationDefaults() if defaults is None else defaults
         self.engine = engine
         self.tokenizer = tokenizer
@@ -84,6 +89,7 @@ class LLM:
         drafter: DrafterSpec = "hybrid",
         kernels: str = "auto",
         num_threads: int | None = None,
+        tensor_parallel: int = 1,
         generation_config: str = "auto",
         reuse_prefix: bool = False,
         on_busy: OnBusy = "wait",
@@ -103,6 +109,9 @@ class LLM:
                 its settings (a HybridConfig, PTDConfig, ...), or a Drafter object.
             kernels: backend of the operations, "auto" or a name that `ptd-engine doctor` lists.
             num_threads: threads of the CPU kernels; None takes torch's number.
+            tensor_parallel: ranks that share the weights and the cache, each a process: started
+                here on this machine, or by torchrun, where this call does not return on another
+                rank than 0 (docs/distributed.md). `close` ends them.
             generation_config: "auto" lets the model's generation_config.json fill the fields that
                 a request's `SamplingParams` leave open (a warning says with what); "none" does not
                 read it for that. Its end-of-sequence ids count either way.
@@ -115,6 +124,7 @@ class LLM:
             CheckpointError: files missing, incomplete or unsupported.
             ConfigError: a bad argument, or a context whose cache does not fit in memory.
             UnavailableError: a device or backend that is not here.
+            DistributedError: a rank did not start, or could not load its part.
         """
         _refuse("LLM.from_pretrained", unknown)
         if generation_config not in ("auto", "none"):
@@ -131,7 +141,8 @@ class LLM:
             min(trained, DEFAULT_MAX_SEQ_LEN) if max_seq_len is None else max_seq_len
         )
         precision = resolve_precision(dtype, checkpoint.dtype_name, target, kernels)
-        _check_memory(config, length, precision.dtype, target)
+        if tensor_parallel == 1:
+            _check_memory(config, length, precision.dtype, target)
         if length > trained:
             _log.warning(
                 "max_seq_len=%d exceeds the %d positions this model was made for: text beyond them "
@@ -140,27 +151,48 @@ class LLM:
                 trained,
             )
         tokenizer = text.load_tokenizer(path)
-        loaded = load_model(
-            path,
-            dtype=dtype,
-            device=target,
-            kernels=kernels,
-            max_seq_len=length,
-            num_threads=num_threads,
-        )
         defaults = GenerationDefaults()
         if generation_config == "auto":
             defaults = load_generation_defaults(path)
             _say(defaults)
-        return cls.from_model(
-            loaded,
-            tokenizer,
-            max_seq_len=length,
-            drafter=drafter,
-            defaults=defaults,
-            reuse_prefix=reuse_prefix,
-            on_busy=on_busy,
-        )
+        ranks: TensorParallel | None = None
+        if tensor_parallel == 1:
+            loaded = load_model(
+                path,
+                dtype=dtype,
+                device=target,
+                kernels=kernels,
+                max_seq_len=length,
+                num_threads=num_threads,
+            )
+        else:
+            from ptd_engine import tensor_parallel as parallel  # few need it
+
+            ranks = parallel.start(
+                path,
+                tensor_parallel,
+                dtype=dtype,
+                device=target,
+                kernels=kernels,
+                max_seq_len=length,
+                num_threads=num_threads,
+            )
+            loaded = ranks.model
+        try:
+            return cls.from_model(
+                loaded,
+                tokenizer,
+                max_seq_len=length,
+                drafter=drafter,
+                defaults=defaults,
+                reuse_prefix=reuse_prefix,
+                on_busy=on_busy,
+                ranks=ranks,
+            )
+        except BaseException:
+            if ranks is not None:
+                ranks.close()
+            raise
 
     @classmethod
     def from_model(
@@ -174,6 +206,7 @@ class LLM:
         reuse_prefix: bool = False,
         on_busy: OnBusy = "wait",
         step_times: StepTimes | None = None,
+        ranks: TensorParallel | None = None,
     ) -> LLM:
         """Wrap a model that is already loaded (several engines may share one model's weights).
 
@@ -181,6 +214,7 @@ class LLM:
             defaults: fill what a request's `SamplingParams` leave open; None: nothing does.
             reuse_prefix, on_busy: see `from_pretrained`.
             step_times: those of another engine over the same weights; see `Engine`.
+            ranks: whose `model` this is, if it is one rank's part.
         """
         max_seq_len = _checked_length(max_seq_len)
         _check_memory(model.config, max_seq_len, model.dtype, model.device)
@@ -192,7 +226,8 @@ class LLM:
         # The rest of the output matrix is padding: those ids have no text.
         vocab_size = min(model.config.vocab_size, tokenizer.vocab_size)
         _check_needs(needs, vocab_size)
-        runner = EagerRunner(
+        make_runner: Callable[..., Runner] = EagerRunner if ranks is None else ranks.make_runner
+        runner = make_runner(
             model,
             max_seq_len=max_seq_len,
             max_nodes=1 + needs.max_nodes,
@@ -209,7 +244,7 @@ class LLM:
             reuse_prefix=reuse_prefix,
             step_times=step_times,
         )
-        return cls(engine, tokenizer, model, defaults)
+        return cls(engine, tokenizer, model, defaults, ranks)
 
     def with_drafter(self, drafter: DrafterSpec) -> LLM:
         """Another engine over the same weights and tokenizer, with its own cache and drafter."""
@@ -222,7 +257,21 @@ class LLM:
             reuse_prefix=self.engine.reuse_prefix,
             on_busy=self.engine.on_busy,
             step_times=self.engine.step_times,
+            ranks=self.ranks,
         )
+
+    def close(self) -> None:
+        """End the other ranks of tensor parallelism, for all engines over these weights; without
+        any there is nothing to end. The end of a `with` block does it too.
+        """
+        if self.ranks is not None:
+            self.ranks.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     @property
     def drafter(self) -> DrafterView:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,25 @@ class SafetensorsCheckpoint:
 
     def tensor(self, name: str) -> Tensor:
         """See `Checkpoint.tensor`."""
+        return self._read(name, lambda file: file.get_tensor(name))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, of which nothing is read."""
+        return tuple(self._files[self._file_of[name]].get_slice(name).get_shape())
+
+    def part(self, name: str, dim: int, start: int, stop: int) -> Tensor:
+        """Read entries start to stop of dimension `dim`, 0 or 1, of a tensor, and no others.
+
+        Raises:
+            CheckpointError: as for `tensor`.
+        """
+        wanted = (slice(None),) * dim + (slice(start, stop),)
+        return self._read(name, lambda file: file.get_slice(name)[wanted])
+
+    def _read(self, name: str, read: Callable[[Any], Tensor]) -> Tensor:
         file_name = self._file_of[name]
         try:
-            tensor: Tensor = self._files[file_name].get_tensor(name)
+            tensor = read(self._files[file_name])
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
                 f"cannot read {name} from {self._path / file_name}: {error}"

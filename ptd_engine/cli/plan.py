@@ -56,6 +56,15 @@ def plan(
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     kernels: opt.Kernels = "auto",
+    tensor_parallel: Annotated[
+        int,
+        typer.Option(
+            "--tensor-parallel",
+            metavar="N",
+            help="Ranks that share the weights and the cache. All bytes are those of rank N - 1, "
+            "which has the most, and the bandwidth is each rank's.",
+        ),
+    ] = 1,
 ) -> None:
     """Tell what a model will need: bytes, and the roofline of a step. No weight is loaded.
 
@@ -88,10 +97,11 @@ def plan(
     if length < 2:
         raise ConfigError.for_field("--max-seq-len", length, "an integer >= 2")
     config.check_context(length)
+    whole, config = config, _rank_config(config, checkpoint, tensor_parallel)
     precision = resolve_precision(dtype, checkpoint.dtype_name, target, kernels)
     needs = make_drafter(spec, device_type=target.type).needs()
     ops = _ops(kernels, config, precision, target)
-    weights = _weights(checkpoint, config, precision, ops)
+    weights = _weights(checkpoint, whole, config, precision, ops, tensor_parallel)
     runner = _dry_runner(config, precision, ops, length, 1 + needs.max_nodes, needs.top_k)
     cache = runner.cache.nbytes
     per_token = cache // runner.cache.capacity
@@ -100,6 +110,7 @@ def plan(
         "model": model,
         "dtype": precision.name,
         "device": target.type,
+        "tensor_parallel": tensor_parallel,
         "max_seq_len": length,
         "step_rows": 1 + needs.max_nodes,
         "parameters": weights.parameters,
@@ -115,6 +126,15 @@ def plan(
     }
     _print(document, weights.tied_copy)
     write_json(document)
+
+
+def _rank_config(config: ModelConfig, checkpoint: Checkpoint, ranks: int) -> ModelConfig:
+    """The config of a rank's part of the model."""
+    from ptd_engine.model import ModelConfig
+    from ptd_engine.tensor_parallel import Partition
+
+    part = Partition(config, ranks - 1, ranks)
+    return config if ranks == 1 else ModelConfig.from_hf(part.local(checkpoint.config))
 
 
 def _device(name: str) -> torch.device:
@@ -150,11 +170,18 @@ def _ops(
 
 
 def _weights(
-    checkpoint: Checkpoint, config: ModelConfig, precision: Precision, ops: Ops | None
+    checkpoint: Checkpoint,
+    whole: ModelConfig,
+    config: ModelConfig,
+    precision: Precision,
+    ops: Ops | None,
+    ranks: int,
 ) -> _Weights:
+    """Of the model `whole`, one rank's part `config`; the parameters are all ranks' together."""
     from ptd_engine.model.weights import expected_shapes, fused_shapes
+    from ptd_engine.tensor_parallel.partition import head_rows
 
-    shapes = expected_shapes(config)
+    shapes = expected_shapes(whole)
     missing = sorted(set(shapes) - set(checkpoint.names()))
     if missing:
         more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
@@ -171,9 +198,11 @@ def _weights(
 
     norms = sum(shape[0] for name, shape in shapes.items() if name.endswith("norm.weight"))
     layers = sum(matrix(rows, columns, bias=bias) for rows, columns, bias in fused_shapes(config))
-    head = matrix(config.vocab_size, config.hidden_size, head=True)
+    head = matrix(
+        len(head_rows(config.vocab_size, ranks - 1, ranks)), config.hidden_size, head=True
+    )
     read = norms * itemsize + layers * config.num_layers + head
-    shared = config.tie_word_embeddings and (ops is None or ops.shares_embedding)
+    shared = config.tie_word_embeddings and ranks == 1 and (ops is None or ops.shares_embedding)
     embedding = 0 if shared else matrix(config.vocab_size, config.hidden_size, embed=True)
     parameters = sum(math.prod(shape) for shape in shapes.values())
     tied_copy = config.tie_word_embeddings and not shared
@@ -224,10 +253,12 @@ def _step_bytes(runner: EagerRunner, config: ModelConfig, rows: int) -> int:
 def _print(document: dict[str, Any], tied_copy: bool) -> None:
     from rich.table import Table
 
+    count = document["tensor_parallel"]
+    ranks = "" if count == 1 else f"one of {count} ranks: "
     table = Table(
         "",
         show_header=False,
-        title=f"{document['max_seq_len']} tokens of context, {document['dtype']} on "
+        title=f"{ranks}{document['max_seq_len']} tokens of context, {document['dtype']} on "
         f"{document['device']}, steps of up to {document['step_rows']} rows",
     )
     table.add_column("", justify="right")

@@ -36,6 +36,7 @@ def load_model(
     overrides: Mapping[str, str] | None = None,
     max_seq_len: int | None = None,
     num_threads: int | None = None,
+    head_rows: range | None = None,
 ) -> CausalLM:
     """Load a model from a directory with safetensors files, a GGUF file, or an open checkpoint.
 
@@ -47,6 +48,8 @@ def load_model(
         overrides: op -> backend, for `select_ops`.
         max_seq_len: length of the rotary table; None takes the model's max_position_embeddings.
         num_threads: threads of CPU kernels; None takes torch's number.
+        head_rows: rows of the output matrix that are kept (an untied one has no others in `source`
+            then); None: all.
 
     Raises:
         CheckpointError: files missing, incomplete, or not of a supported model.
@@ -76,7 +79,7 @@ def load_model(
             kv_heads=config.num_kv_heads,
         )
     )
-    weights, parameters = load_weights(checkpoint, config, ops, precision.dtype, device)
+    weights, parameters = load_weights(checkpoint, config, ops, precision.dtype, device, head_rows)
     return CausalLM(
         config=config,
         weights=weights,
@@ -217,20 +220,29 @@ def load_weights(
     ops: Ops,
     dtype: torch.dtype,
     device: torch.device,
+    head_rows: range | None = None,
 ) -> tuple[ModelWeights, int]:
     """Read, check, fuse and pack all weights; returns them and the number of parameters.
+
+    `head_rows` as for `load_model`.
 
     Raises:
         CheckpointError: tensors missing, unexpected or of the wrong shape, each named.
     """
     shapes = expected_shapes(config)
     _check_names(config, set(checkpoint.names()), set(shapes))
+    if head_rows is not None and _HEAD in shapes:
+        shapes[_HEAD] = (len(head_rows), config.hidden_size)
     read = _Reader(checkpoint, shapes, dtype, device)
     tied = config.tie_word_embeddings
     matrix = read.get(_EMBED)
-    embed = ops.pack_embed(matrix, tied=tied)
+    whole = head_rows is None
+    shared = tied and whole and ops.shares_embedding
+    embed = ops.pack_embed(matrix, tied=tied and whole)
     # Where the packed embedding serves as the output matrix too, no second copy outlives this.
-    unpacked_head = matrix if tied and not ops.shares_embedding else None
+    unpacked_head = matrix if tied and not shared else None
+    if unpacked_head is not None and head_rows is not None:
+        unpacked_head = matrix[head_rows.start : head_rows.stop].clone()
     del matrix
     layers: list[LayerWeights] = []
     for index in range(config.num_layers):
@@ -251,7 +263,7 @@ def load_weights(
             )
         )
     norm = read.get(_NORM)
-    if tied and ops.shares_embedding:
+    if shared:
         head = embed
     else:
         source = read.get(_HEAD) if unpacked_head is None else unpacked_head

@@ -80,6 +80,7 @@ PYTHON_RULES: Mapping[str, Rule] = {
             "hub",
             "text",
             "runner",
+            "tensor_parallel",
             "turnstile",
             "streamers",
             "engine",
@@ -94,7 +95,7 @@ PYTHON_RULES: Mapping[str, Rule] = {
     "cli": _rule(
         _EXECUTION
         | {"_core", "drafter_configs", "drafter_view", "drafters", "hub", "text", "runner"}
-        | {"engine", "llm", "server", FACADE},
+        | {"engine", "llm", "server", "tensor_parallel", FACADE},
         *("torch", "numpy", "typer", "rich"),
     ),
     "server": _rule(
