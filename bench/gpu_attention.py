@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -178,9 +179,9 @@ class _Judge:
         self._allowed = 2 * max_abs_diff(sdpa(inputs)(), self._reference) + noise
 
     def error(self, out: Tensor) -> float | None:
-        """None where `out` is right, else its largest distance from the reference (-1: NaN)."""
+        """None where `out` is right, else its distance from the reference, -1 if not finite."""
         error = max_abs_diff(out, self._reference)
-        if error != error:
+        if not math.isfinite(error):
             return -1.0
         return None if error <= self._allowed else error
 

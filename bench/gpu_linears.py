@@ -5,6 +5,7 @@ One matrix at a time is on the device, with all numbers of rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -69,7 +70,7 @@ def measure_linear(
             error = max_abs_diff(out, reference[:n])
             same = torch.equal(out, whole[:n])
             if not error <= allowed:  # NaN as well
-                found = error if error == error else -1.0
+                found = error if math.isfinite(error) else -1.0
                 yield named | {"kernel": label, "rows": n, "error": found}
                 continue
             yield timed(label, n, call, packed.nbytes) | {"bits_equal": same}

@@ -82,7 +82,9 @@ def sdpa(inputs: AttentionInputs) -> Attend:
 def _flex(device_type: str) -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention) if device_type == "cuda" else flex_attention
+    # fullgraph: past dynamo's limit of shapes an error, not the slow form that is meant for tests.
+    compiled = torch.compile(flex_attention, fullgraph=True)
+    return compiled if device_type == "cuda" else flex_attention
 
 
 def flex(inputs: AttentionInputs) -> Attend:
