@@ -140,7 +140,8 @@ $(STAMPS)/runtime: $(STAMPS)/toolchain pyproject.toml $(CONSTRAINTS)
 
 $(STAMPS)/dev: $(STAMPS)/runtime
 	@$(say) "Installing the tools for tests and checks"
-	@$(call requirements,sum(p["project"]["optional-dependencies"].values()$(comma) [])) \
+	@$(call requirements,[r for n$(comma) e in p["project"]["optional-dependencies"].items() \
+	    if n != "ray" for r in e]) \
 	    > $(STAMPS)/requirements-dev.txt
 	@$(PIP_INSTALL) -r $(STAMPS)/requirements-dev.txt $(BRIEFLY)
 	@touch $@

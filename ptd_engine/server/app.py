@@ -67,7 +67,7 @@ def create_app(llm: LLM, config: ServerConfig | None = None) -> FastAPI:
         docs_url=None,  # its page would load scripts from other hosts
         redoc_url=None,
     )
-    report = _reporter(metrics)
+    report = reporter(metrics)
     _add_errors(app, report)
     _add_generation(app)
     _add_information(app, config, metrics)
@@ -119,16 +119,8 @@ def _add_information(app: FastAPI, config: ServerConfig, metrics: Metrics) -> No
     @app.get("/health")
     async def health(http: Request) -> Response:
         """Whether requests are served: 200, else 503."""
-        worker = _service(http).worker
-        status = "ok" if worker.alive else "engine stopped"
-        if worker.draining:
-            status = "shutting down"
-        document = {
-            "status": status,
-            "running": int(worker.running is not None),
-            "waiting": worker.waiting,
-        }
-        return JSONBody(document, 200 if status == "ok" else 503)
+        document = _service(http).health()
+        return JSONBody(document, 200 if document["status"] == "ok" else 503)
 
     @app.get("/version")
     async def version() -> Response:
@@ -151,7 +143,7 @@ def _add_page(app: FastAPI) -> None:
     app.mount("/static", StaticFiles(directory=folder))
 
 
-def _reporter(metrics: Metrics) -> Callable[[str, ApiError], None]:
+def reporter(metrics: Metrics) -> Callable[[str, ApiError], None]:
     """What counts and logs requests that were refused before they had a place in the queue."""
     known = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 

@@ -25,14 +25,22 @@ async def read_request(request: Request, kind: type[Model]) -> Model:
     Raises:
         ApiError: it did not come whole, is no JSON object, or holds what `kind` does not allow.
     """
+    return parse(await read_body(request), kind)
+
+
+async def read_body(request: Request) -> bytes:
+    """Read a request's body.
+
+    Raises:
+        ApiError: it did not come whole.
+    """
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            body = await request.body()
+            return await request.body()
     except TimeoutError:
         raise ApiError(408, f"The body did not come within {BODY_TIMEOUT_S:g} s.") from None
     except ClientDisconnect:
         raise ApiError(CLIENT_GONE, "The client left.") from None
-    return parse(body, kind)
 
 
 def parse(body: bytes, kind: type[Model]) -> Model:

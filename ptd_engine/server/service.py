@@ -67,6 +67,14 @@ class Service:
         await loop.run_in_executor(None, self.worker.close)
         self._preparation.shutdown(cancel_futures=True)
 
+    def health(self) -> dict[str, str | int]:
+        """What /health tells: `status` is "ok" while requests are served."""
+        status = "ok" if self.worker.alive else "engine stopped"
+        if self.worker.draining:
+            status = "shutting down"
+        running = int(self.worker.running is not None)
+        return {"status": status, "running": running, "waiting": self.worker.waiting}
+
     def check_model(self, name: str | None) -> None:
         """Raise ApiError (404) unless `name` is the model that is served, or nothing."""
         if name not in (None, self.config.model_name):

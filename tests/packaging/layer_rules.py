@@ -102,6 +102,10 @@ PYTHON_RULES: Mapping[str, Rule] = {
         _BASE | {"checks", "sampling", "_core", "drafters", "text", "engine", "llm", FACADE},
         *("fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client"),
     ),
+    # many servers; ray is imported where they are deployed
+    "distributed": _rule(
+        _BASE | {"checks", "llm", "server"}, *("fastapi", "starlette", "typer", "ray")
+    ),
     "__main__": _rule({"cli", FACADE}),
     # 10: for tests, benchmarks and examples; nothing below may need it
     "testing": _rule(

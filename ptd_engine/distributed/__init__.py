@@ -1,0 +1,1 @@
+"""Many engines at once; see `ptd_engine.distributed.serve`."""

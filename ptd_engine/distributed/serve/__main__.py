@@ -1,0 +1,5 @@
+"""See `command`."""
+
+from ptd_engine.distributed.serve.command import main
+
+main()

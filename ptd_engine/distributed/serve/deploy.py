@@ -1,0 +1,101 @@
+"""Making the application of Ray Serve, and running it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+from ptd_engine.distributed.serve.scaling import Scaling
+from ptd_engine.errors import UnavailableError
+from ptd_engine.llm import LLM
+from ptd_engine.server import ServerConfig, bind
+
+_ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
+_NAME = "ptd-engine"
+
+
+def build(
+    load: Callable[[], LLM], config: ServerConfig | None = None, scaling: Scaling | None = None
+) -> Any:
+    """The application, for `ray.serve.run` or a configuration file of Ray Serve.
+
+    Args:
+        load: makes the engine of a replica, in the replica's process.
+        config: limits, names, access. Its host and port are where Ray Serve listens, which
+            `deploy` sees to; `max_queue` counts what waits for a free replica.
+        scaling: how many replicas.
+
+    Raises:
+        UnavailableError: Ray Serve is not installed.
+    """
+    if find_spec("ray") is None:
+        raise UnavailableError("Replicas need Ray Serve: pip install 'ptd-engine[ray]'.")
+    from ray import serve
+    from ray.serve.config import RequestRouterConfig
+
+    from ptd_engine.distributed.serve.ingress import Ingress
+    from ptd_engine.distributed.serve.replica import EngineReplica
+
+    config = ServerConfig() if config is None else config
+    scaling = Scaling() if scaling is None else scaling
+    engines = serve.deployment(
+        EngineReplica,
+        **scaling.options(),
+        max_queued_requests=max(1, config.max_queue),
+        graceful_shutdown_timeout_s=config.shutdown_timeout_s,
+        # One ring of hashes for all handles: a conversation keeps its replica while that lives and
+        # has room, and moves to the next one on the ring otherwise.
+        request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
+    ).bind(load, config, scaling.max_ongoing_requests)
+    ingress = serve.deployment(
+        Ingress,
+        num_replicas=1,
+        max_ongoing_requests=1024,
+        graceful_shutdown_timeout_s=config.shutdown_timeout_s,
+        ray_actor_options={"num_cpus": 0},
+    )
+    return ingress.bind(engines, config)
+
+
+def deploy(
+    load: Callable[[], LLM],
+    config: ServerConfig | None = None,
+    scaling: Scaling | None = None,
+    *,
+    name: str = _NAME,
+    address: str | None = None,
+    blocking: bool = False,
+) -> str:
+    """Run the application on a cluster of Ray, or on this machine alone.
+
+    Args:
+        load: makes the engine of a replica, in the replica's process.
+        config: limits, names, access, and where to listen: on every machine of the cluster that
+            has a replica.
+        scaling: how many replicas.
+        name: of the application.
+        address: of the cluster. None: the one that Ray is connected to or that RAY_ADDRESS names,
+            else one that is begun here.
+        blocking: return when the user interrupts, not when requests are served.
+
+    Returns:
+        The address. `ray.serve.shutdown()` ends what was begun.
+
+    Raises:
+        ConfigError: the address is taken.
+        UnavailableError: Ray Serve is not installed.
+    """
+    config = ServerConfig() if config is None else config
+    application = build(load, config, scaling)
+    import ray
+    from ray import serve
+
+    with bind(config.host, config.port) as listener:  # tells of a port that is taken; 0: a free one
+        port: int = listener.getsockname()[1]
+    if not ray.is_initialized():
+        ray.init(address)
+    serve.start(http_options={"host": config.host, "port": port})
+    serve.run(application, name=name, route_prefix="/", blocking=blocking)
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"http://{host}:{port}"
