@@ -152,7 +152,7 @@ def test_failing_and_unfinished_tests_fail_their_stage(
 
     files = {
         "test_one.py": "def test_a():\n    assert 1 == 2\ndef test_b():\n    pass\n",
-        "test_two.py": "import time\ndef test_c():\n    pass\ndef test_d():\n    time.sleep(600)\n",
+        "test_two.py": "import time\ndef test_c():\n    pass\ndef test_d():\n    time.sleep(100)\n",
     }
     # The option of this repository's conftest.
     option = "parser.addoption('--rehearse-gpu', action='store_true')"
