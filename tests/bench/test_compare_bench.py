@@ -73,7 +73,7 @@ def test_all_are_timed_by_one_definition(bench: Any, tiny_model: Path, prompt_fi
     assert status == 0 and document["correct"] and document["benchmark"] == "compare"
     found = engines(document)
     lookup = "transformers, prompt lookup"
-    assert list(found) == ["plain", "ptd", "transformers", lookup]
+    assert list(found) == ["plain", "hybrid", "transformers", lookup]
     for entry in found.values():
         assert entry["right"] and entry["dtype"] == "float32"
         assert entry["equal_outputs"] == 3 and entry["leading_share"] == 1
@@ -84,7 +84,7 @@ def test_all_are_timed_by_one_definition(bench: Any, tiny_model: Path, prompt_fi
         other["decode_tokens_per_second"] / plain["decode_tokens_per_second"]
     )
     assert plain["prefill_s"] > 0 and other["prefill_s"] > 0
-    assert found["ptd"]["prefill_s"] is None and found[lookup]["prefill_s"] is None
+    assert found["hybrid"]["prefill_s"] is None and found[lookup]["prefill_s"] is None
     assert document["settings"]["engines"][lookup]["prompt_lookup_num_tokens"] == 10
     for prompt in document["results"]["prompts"]:
         assert prompt["leading_tokens"] == prompt["tokens"]
@@ -149,7 +149,7 @@ def test_a_plausible_difference_is_reported_and_the_peer_keeps_its_speed(
     status, document, output = bench(
         *arguments(tiny_model, prompt_file, "--without-transformers", *options)
     )
-    assert status == 0 and list(engines(document)) == ["plain", "ptd", "llama.cpp"]
+    assert status == 0 and list(engines(document)) == ["plain", "hybrid", "llama.cpp"]
     peer = engines(document)["llama.cpp"]
     assert peer["right"] and peer["equal_outputs"] == 0 and peer["leading_tokens"] == 15
     assert peer["decode_tokens_per_second"] > 0
@@ -187,7 +187,7 @@ def test_a_peer_with_another_model_gets_no_speed(
     assert status == 1 and not document["correct"]
     peer = engines(document)["transformers"]
     assert not peer["right"] and "decode_tokens_per_second" not in peer
-    assert engines(document)["ptd"]["decode_tokens_per_second"] > 0
+    assert engines(document)["hybrid"]["decode_tokens_per_second"] > 0
     assert all("transformers" not in p["total_s"] for p in document["results"]["prompts"])
     assert "differs" in output
 
@@ -195,7 +195,8 @@ def test_a_peer_with_another_model_gets_no_speed(
 def test_drafting_that_differs_gets_no_speed(
     bench: Any, tiny_model: Path, prompt_file: Path, broken_runner: None
 ) -> None:
-    status, document, output = bench(*arguments(tiny_model, prompt_file, "--without-transformers"))
+    options = ("--without-transformers", "--drafter", "ptd")
+    status, document, output = bench(*arguments(tiny_model, prompt_file, *options))
     assert status == 1 and not document["correct"]
     drafted = engines(document)["ptd"]
     assert not drafted["right"] and "decode_tokens_per_second" not in drafted

@@ -84,3 +84,9 @@ def test_a_base_model_cannot_chat(run: Run, base_model: str) -> None:
     result = run("chat", base_model, input="Hi\n")
     assert result.exit_code == 2
     assert "no chat template" in result.stderr
+
+
+def test_stats_after_each_answer(run: Run, chat_model: str) -> None:
+    result = run("chat", chat_model, *SHORT, "--stats", input="Hi\nGo on\n")
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("Nodes by source") == 2 and "runner-up" in result.stderr

@@ -177,3 +177,26 @@ def test_ctrl_c_ends_with_status_130(
     result = run("generate", chat_model, "--prompt", "Hello")
     assert result.exit_code == 130
     assert "Traceback" not in result.output
+
+
+def test_what_the_sources_were_good_for_goes_to_stderr(run: Run, chat_model: str) -> None:
+    fixed = ("--drafter", "hybrid:auto_budget=false,max_candidate_nodes=5", *SHORT)
+    plain = run("generate", chat_model, "--prompt", "Hello", *fixed)
+    result = run("generate", chat_model, "--prompt", "Hello", "--stats", *fixed)
+    assert result.exit_code == 0 and result.stdout == plain.stdout
+    llm = LLM.from_pretrained(chat_model, drafter=fixed[1])
+    llm.generate(
+        llm.encode_chat([{"role": "user", "content": "Hello"}]), SamplingParams(max_new_tokens=12)
+    )
+    cells = [line.replace("│", " ").split() for line in result.stderr.splitlines()]
+    for name, counts in llm.drafter.source_counts.items():
+        assert [*name.split(), *map(str, counts)] in cells
+    mean = sum(llm.drafter.budgets) / len(llm.drafter.budgets)
+    assert f"({mean:.1f} a step on average)" in result.stderr
+    assert "Nodes by source" not in plain.stderr
+
+
+def test_only_hybrid_has_sources_to_show(run: Run, chat_model: str) -> None:
+    for command in (("generate", chat_model, "--prompt", "Hello"), ("chat", chat_model)):
+        result = run(*command, "--stats", "--drafter", "ptd")
+        assert result.exit_code == 2 and "--drafter hybrid" in result.stderr

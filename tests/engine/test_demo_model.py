@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 from engine.conftest import PAPER_TREE, finish, make_engine
+from rich.console import Console
 
 from ptd_engine import text
 from ptd_engine.config import PTDConfig, SamplingParams
+from ptd_engine.drafter_configs import HybridConfig
 from ptd_engine.llm import LLM
 from ptd_engine.model import CausalLM
 
@@ -78,3 +81,19 @@ def test_a_context_beyond_the_models_own_is_warned_about(
 ) -> None:
     LLM.from_pretrained(str(demo_path), max_seq_len=8200)
     assert "max_seq_len=8200 exceeds the 8192 positions" in caplog.text
+
+
+def test_the_default_explains_its_trees(
+    demo_model: CausalLM, demo_tokenizer: text.Tokenizer
+) -> None:
+    config = HybridConfig(max_candidate_nodes=8, auto_budget=False)
+    llm = LLM.from_model(demo_model, demo_tokenizer, max_seq_len=256, drafter=config)
+    messages = [{"role": "user", "content": OWN_PROMPTS[0]}]
+    trees = []
+    for chunk in llm.stream_chat(messages, SamplingParams(max_new_tokens=40)):
+        if chunk.accepted:
+            console = Console(file=io.StringIO(), width=200)
+            llm.drafter.explain(console=console)
+            trees.append(console.file.getvalue())  # type: ignore[attr-defined]
+    assert trees and all(tree.startswith("root '") and "✓" in tree for tree in trees)
+    assert any("token" in tree for tree in trees)
