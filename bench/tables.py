@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import renderers
+from bench import hybrid_tables, renderers
 from bench.renderers import Document
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,6 +46,25 @@ class Block:
 BLOCKS = (
     Block("README.md", "decode", ["decode_cpu.json"], renderers.render_headline),
     Block("docs/drafters.md", "methods", ["paper/report.json"], renderers.render_methods),
+    Block(
+        "docs/drafters.md",
+        "hybrid-budgets",
+        ["hybrid/hybrid.json"],
+        hybrid_tables.render_budgets,
+    ),
+    Block(
+        "docs/drafters.md",
+        "hybrid-sources",
+        ["hybrid/hybrid.json"],
+        hybrid_tables.render_sources,
+    ),
+    Block("docs/drafters.md", "hybrid-split", ["hybrid/hybrid.json"], hybrid_tables.render_split),
+    Block(
+        "docs/drafters.md",
+        "hybrid-equal",
+        ["hybrid/equal_rows.json"],
+        hybrid_tables.render_equal_rows,
+    ),
     Block("docs/cpu_tree.md", "trees", ["trees_cpu.json"], renderers.render_trees),
     Block("docs/cpu_tree.md", "step", ["step_bfloat16.json"], renderers.render_steps),
     Block(
