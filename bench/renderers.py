@@ -159,9 +159,7 @@ def _tree(config: Mapping[str, Any]) -> str:
 def render_kernel_steps(documents: Sequence[Document]) -> str:
     """Milliseconds of a step by rows, one column a `step` document (a dtype each)."""
     good = [checked(document) for document in documents]
-    by_dtype = {
-        d["settings"]["dtype"]: {s["rows"]: s for s in d["results"]["steps"]} for d in good
-    }
+    by_dtype = {d["settings"]["dtype"]: {s["rows"]: s for s in d["results"]["steps"]} for d in good}
     columns = ["rows", *(f"{dtype}, ms (of one row)" for dtype in by_dtype)]
     rows = [
         [
