@@ -71,7 +71,8 @@ class Engine:
             reuse_prefix: a request does not compute again what its prompt has in common with the
                 prompt and output of the last one, from the first token on.
             step_times: what the runner's steps take, for a drafter that sizes its trees by it;
-                None: measured now (about a second) if the drafter wants to know.
+                None, or those of a runner of fewer rows: measured now (about a second) if the
+                drafter wants to know.
 
         Raises:
             ConfigError: an unknown `on_busy`, a `reuse_prefix` that is not a truth value.
@@ -86,6 +87,8 @@ class Engine:
         self.reuse_prefix = reuse_prefix
         self._turnstile = Turnstile(on_busy)
         self._cached: list[int] = []  # the tokens of the cache rows from 0 on that are in place
+        if step_times is not None and step_times.max_rows < runner.max_nodes:
+            step_times = None  # of smaller trees: the larger ones would be guesses
         self.step_times = step_times
         if drafter.needs().step_cost:
             times = self.step_times = step_times or measure_step_times(

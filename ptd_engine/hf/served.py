@@ -85,17 +85,13 @@ def _make_engine(
         max_nodes=1 + needs.max_nodes,
         top_k=needs.top_k,
     )
-    # What steps take is measured once a model, unless trees become larger than what was measured.
-    times = None
-    if before is not None and before.runner.max_nodes >= runner.max_nodes:
-        times = before.step_times
     # Which ids end an output is said by every request.
     return Engine(
         runner,
         made,
         max_seq_len=length,
         vocab_size=config.vocab_size,
-        step_times=times,
+        step_times=None if before is None else before.step_times,
     )
 
 

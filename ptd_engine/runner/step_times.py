@@ -30,16 +30,14 @@ class StepTimes:
         rows: sizes, rising from 1.
         seconds: of each size behind an empty prefix.
         seconds_per_token: what each token of the prefix adds.
+        max_rows: the largest step of the runner it was measured on. Its own time is missing where
+            smaller steps cost too much to pay already.
     """
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
     seconds_per_token: tuple[float, ...]
-
-    def of(self, rows: int, prefix_len: int = 0) -> float:
-        """Seconds of a step, interpolated between the sizes that were measured."""
-        base = np.interp(rows, self.rows, self.seconds)
-        return float(base + prefix_len * np.interp(rows, self.rows, self.seconds_per_token))
+    max_rows: int
 
 
 def measure_step_times(
@@ -78,7 +76,7 @@ def measure_step_times(
         max(total - short * slope, 0.5 * total)
         for total, slope in zip(best, per_token, strict=True)
     ]
-    return StepTimes(sizes, tuple(seconds), tuple(per_token))
+    return StepTimes(sizes, tuple(seconds), tuple(per_token), largest)
 
 
 class _Bench:

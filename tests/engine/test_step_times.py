@@ -55,11 +55,12 @@ def test_the_cost_is_found_and_told_apart_from_the_prefixs(
     assert found.rows == (1, 2, 4, 8, 12, 16, 20, 24, 30)
     np.testing.assert_allclose(found.seconds, [0.010 + 0.001 * n for n in found.rows], rtol=1e-6)
     np.testing.assert_allclose(found.seconds_per_token, 1e-6, rtol=1e-6)
-    assert found.of(10, 1000) == pytest.approx(0.021)
+    assert found.max_rows == 30
 
 
 def test_sizes_beyond_hope_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     found = measured(ClockRunner(256), 4096, monkeypatch)
+    assert found.max_rows == 256
     assert found.rows[-1] == 48  # 58 ms are more than five times 11; 64 rows were never run
     assert found.rows[:2] == (1, 2)
 
@@ -126,7 +127,7 @@ def test_a_drafter_that_asks_is_told_before_the_first_request(tiny_llama: Causal
     assert rows[0] == 1 and rows == sorted(set(rows)) and rows[-1] <= 6
     assert len(rows) == len(seconds) == len(per_token)
     assert min(seconds) > 0 and min(per_token) >= 0
-    assert engine.step_times == StepTimes(tuple(rows), tuple(seconds), tuple(per_token))
+    assert engine.step_times == StepTimes(tuple(rows), tuple(seconds), tuple(per_token), 6)
     before = finish(make_engine(tiny_llama, "none"), [3, 4, 5], SamplingParams(max_new_tokens=8))
     after = finish(engine, [3, 4, 5], SamplingParams(max_new_tokens=8))
     assert after.token_ids == before.token_ids  # measuring left nothing behind
@@ -140,7 +141,7 @@ def test_one_that_does_not_ask_costs_no_measurement(tiny_llama: CausalLM) -> Non
 
 
 def test_times_that_are_known_are_passed_on_as_they_are(tiny_llama: CausalLM) -> None:
-    known = StepTimes((1, 6), (0.5, 0.75), (0.0, 0.125))
+    known = StepTimes((1, 6), (0.5, 0.75), (0.0, 0.125), 6)
     drafter = Priced()
     runner = EagerRunner(tiny_llama, max_seq_len=32, max_nodes=6)
     Engine(
@@ -151,3 +152,11 @@ def test_times_that_are_known_are_passed_on_as_they_are(tiny_llama: CausalLM) ->
         step_times=known,
     )
     assert drafter.calls == [([1, 6], [0.5, 0.75], [0.0, 0.125])]
+
+
+def test_times_of_smaller_trees_are_measured_anew(tiny_llama: CausalLM) -> None:
+    small = StepTimes((1, 5), (0.5, 0.75), (0.0, 0.125), 5)
+    runner = EagerRunner(tiny_llama, max_seq_len=32, max_nodes=6)
+    size = tiny_llama.config.vocab_size
+    engine = Engine(runner, Priced(), max_seq_len=32, vocab_size=size, step_times=small)
+    assert engine.step_times is not None and engine.step_times.max_rows == 6
