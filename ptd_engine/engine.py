@@ -71,7 +71,7 @@ class Engine:
             reuse_prefix: a request does not compute again what its prompt has in common with the
                 prompt and output of the last one, from the first token on.
             step_times: what the runner's steps take, for a drafter that sizes its trees by it;
-                None, or those of a runner of fewer rows: measured now (about a second) if the
+                None, or those of a runner of fewer rows: measured now (some seconds) if the
                 drafter wants to know.
 
         Raises:

@@ -105,7 +105,7 @@ class LLM:
             max_seq_len: longest prompt and output together; None takes the model's own context, up
                 to 8192.
             drafter: "hybrid" (as many rows as pay on this machine: steps of several sizes are timed
-                once, in about a second), "none" (plain decoding), another name of docs/drafters.md,
+                once, in seconds), "none" (plain decoding), another name of docs/drafters.md,
                 its settings (a HybridConfig, PTDConfig, ...), or a Drafter object.
             kernels: backend of the operations, "auto" or a name that `ptd-engine doctor` lists.
             num_threads: threads of the CPU kernels; None takes torch's number.

@@ -17,7 +17,7 @@ _FEW_SIZES = (1, 4, 16, 64, 256)  # where a step takes long
 _LONG_STEP_S = 0.1
 _SHORT_PREFIX = 32
 _LONG_PREFIX = 1024
-_LIMIT_S = 1.0  # of all that is measured, roughly
+_LIMIT_S = 1.0
 _MOST_REPEATS = 9
 _HOPELESS = 5.0  # a step that costs this many single rows is never worth it, nor is a larger one
 
@@ -43,7 +43,7 @@ class StepTimes:
 def measure_step_times(
     runner: Runner, max_seq_len: int, vocab_size: int, limit_s: float = _LIMIT_S
 ) -> StepTimes:
-    """Run steps of several sizes, in turns, over whatever the cache holds; takes about `limit_s`.
+    """Run steps of several sizes, in turns, over whatever the cache holds.
 
     Only between requests: rows of the cache are overwritten.
 
@@ -51,7 +51,8 @@ def measure_step_times(
         runner: the largest size is its `max_nodes`.
         max_seq_len: positions that its model can be asked for.
         vocab_size: ids below it stand for tokens.
-        limit_s: seconds; a round of all sizes is run twice in any case, of a slow model's few.
+        limit_s: seconds that the rounds of all sizes behind a short prefix may take, at least two of
+            them; warming up and a long prefix come on top, and take about as long again.
     """
     longest = max(0, max_seq_len - 2)
     short, long = min(_SHORT_PREFIX, longest), min(_LONG_PREFIX, longest)
