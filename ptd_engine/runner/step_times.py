@@ -51,8 +51,8 @@ def measure_step_times(
         runner: the largest size is its `max_nodes`.
         max_seq_len: positions that its model can be asked for.
         vocab_size: ids below it stand for tokens.
-        limit_s: seconds that the rounds of all sizes behind a short prefix may take, at least two of
-            them; warming up and a long prefix come on top, and take about as long again.
+        limit_s: seconds that rounds of all sizes behind a short prefix may take, at least two
+            of them; warming up and a long prefix come on top, and take about as long again.
     """
     longest = max(0, max_seq_len - 2)
     short, long = min(_SHORT_PREFIX, longest), min(_LONG_PREFIX, longest)
