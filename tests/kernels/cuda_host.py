@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sysconfig
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -38,6 +39,11 @@ def _call(*command: str | Path) -> None:
     assert result.returncode == 0, f"{command}\n{result.stderr}"
 
 
+def _unfinished(made: Path) -> Path:
+    """Where one thread of one process writes what then becomes `made`, whole."""
+    return made.with_suffix(f".{os.getpid()}.{threading.get_ident()}.new")
+
+
 def _fingerprint(*parts: str) -> str:
     """Of the parts and of every file that an object may be made from."""
     digest = hashlib.sha256("\0".join([_tool(), *_FLAGS, *parts]).encode())
@@ -57,7 +63,7 @@ def compile_object(source: Path, *flags: str, cuda: Path = CSRC / "cuda") -> Pat
         return made
     made.parent.mkdir(parents=True, exist_ok=True)
     includes = ("-I", cuda, "-I", CSRC / "tests/cuda_shim", "-I", CSRC / "include")
-    new = made.with_suffix(f".{os.getpid()}.new")
+    new = _unfinished(made)
     _call(_tool(), *_FLAGS, *flags, *includes, "-x", "c++", "-c", source, "-o", new)
     new.replace(made)
     return made
@@ -80,7 +86,7 @@ def host_module() -> ModuleType:
     )
     path = CACHE / f"{binding.stem}{sysconfig.get_config_var('EXT_SUFFIX')}"
     if not path.exists():
-        new = path.with_suffix(f".{os.getpid()}.new")
+        new = _unfinished(path)
         _call(_tool(), "-shared", "-o", new, binding, *kernel_objects().values())
         new.replace(path)
     spec = importlib.util.spec_from_file_location("_cuda", path)
