@@ -77,7 +77,10 @@ def check_context_memory(max_seq_len: int, bytes_a_row: int, device: torch.devic
     Raises:
         ConfigError: naming `max_seq_len`, the bytes needed, those available and what to do.
     """
-    _check_memory(f"max_seq_len={max_seq_len}", max_seq_len * bytes_a_row, device)
+    needed, available = max_seq_len * bytes_a_row, available_bytes(device)
+    if available is not None and needed > available:
+        longest = f" A cache of {available // bytes_a_row} tokens would fit."
+        raise _too_large(f"max_seq_len={max_seq_len}", needed, device, longest)
 
 
 def available_bytes(device: torch.device | str) -> int | None:
@@ -99,12 +102,12 @@ def _check_memory(what: str, needed: int, device: torch.device | str) -> None:
         raise _too_large(what, needed, device)
 
 
-def _too_large(what: str, needed: int, device: torch.device | str) -> ConfigError:
+def _too_large(what: str, needed: int, device: torch.device | str, advice: str = "") -> ConfigError:
     available = available_bytes(device)
     has = "that much is not there" if available is None else f"{_gib(available)} are available"
     return ConfigError(
         f"{what} does not fit in memory: the key/value cache needs {_gib(needed)}, and {has} on "
-        f"{device}. Ask for less with max_seq_len, which holds a prompt and its output "
+        f"{device}.{advice} Ask for less with max_seq_len, which holds a prompt and its output "
         "(transformers' generate: max_new_tokens), or free memory. `ptd-engine plan` tells what a "
         "context needs."
     )

@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ptd_engine.cli import options as opt
 from ptd_engine.cli.report import print_table, write_json
-from ptd_engine.errors import CheckpointError, ConfigError, UnavailableError
+from ptd_engine.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
     import torch
 
-    from ptd_engine.checkpoint import Checkpoint
-    from ptd_engine.kernels import Ops
-    from ptd_engine.model import CausalLM, ModelConfig
-    from ptd_engine.model.precision import Precision
-    from ptd_engine.runner import EagerRunner
-
 # About what two channels of DDR4-2400 sustain: a modest desktop.
 DEFAULT_BANDWIDTH_GB_S = 30.0
 # Beyond any memory on either side; within, every figure of the report is a plain number.
+MAX_MEMORY_GB = 1e9
 MIN_BANDWIDTH_GB_S, MAX_BANDWIDTH_GB_S = 1e-3, 1e9
-_LISTED = 5
-
-
-@dataclass(frozen=True, slots=True)
-class _Weights:
-    """Bytes in memory, and those of them that every step reads (one embedding row is nothing)."""
-
-    parameters: int
-    held: int
-    read: int
-    tied_copy: bool
 
 
 def plan(
@@ -50,6 +32,16 @@ def plan(
             "an H200 has about 4800.",
         ),
     ] = DEFAULT_BANDWIDTH_GB_S,
+    memory_gb: Annotated[
+        float | None,
+        typer.Option(
+            "--memory-gb",
+            metavar="G",
+            help="Memory that may be taken, in 10^9 bytes; of each rank. Default: what the device "
+            "has left, if it is on this machine.",
+            show_default=False,
+        ),
+    ] = None,
     drafter: opt.Drafter = None,
     width: opt.Width = None,
     depth: opt.Depth = None,
@@ -70,6 +62,7 @@ def plan(
 
     Decoding one request reads every weight and the whole cache once a step, so a step takes at
     least these bytes over the bandwidth. Prints a table and, as the last line, one JSON object.
+    Exit status 2 where it does not fit in memory; the largest context that fits is named.
     """
     if not MIN_BANDWIDTH_GB_S <= bandwidth_gb_s <= MAX_BANDWIDTH_GB_S:  # refuses NaN too
         raise ConfigError.for_field(
@@ -83,6 +76,7 @@ def plan(
     from ptd_engine.checkpoint import open_checkpoint
     from ptd_engine.drafters import make_drafter
     from ptd_engine.llm import DEFAULT_MAX_SEQ_LEN
+    from ptd_engine.memory_plan import Planner
     from ptd_engine.model import ModelConfig
     from ptd_engine.model.precision import resolve_precision
 
@@ -97,44 +91,48 @@ def plan(
     if length < 2:
         raise ConfigError.for_field("--max-seq-len", length, "an integer >= 2")
     config.check_context(length)
-    whole, config = config, _rank_config(config, checkpoint, tensor_parallel)
     precision = resolve_precision(dtype, checkpoint.dtype_name, target, kernels)
     needs = make_drafter(spec, device_type=target.type).needs()
-    ops = _ops(kernels, config, precision, target)
-    weights = _weights(checkpoint, whole, config, precision, ops, tensor_parallel)
-    runner = _dry_runner(config, precision, ops, length, 1 + needs.max_nodes, needs.top_k)
-    cache = runner.cache.nbytes
-    per_token = cache // runner.cache.capacity
-    buffers = _step_bytes(runner, config, 1 + needs.max_nodes)
+    planner = Planner(
+        checkpoint,
+        precision=precision,
+        device=target,
+        kernels=kernels,
+        max_nodes=1 + needs.max_nodes,
+        top_k=needs.top_k,
+        ranks=tensor_parallel,
+    )
+    found = planner.at(length)
+    available = _available(target, memory_gb)
+    longest = None if available is None else planner.largest(available)
+    per_token, read = found.kv_bytes_per_token, found.step_read_bytes
     document = {
         "model": model,
         "dtype": precision.name,
         "device": target.type,
         "tensor_parallel": tensor_parallel,
         "max_seq_len": length,
-        "step_rows": 1 + needs.max_nodes,
-        "parameters": weights.parameters,
-        "weight_bytes": weights.held,
-        "kv_cache_bytes": cache,
+        "step_rows": found.step_rows,
+        "parameters": found.parameters,
+        "weight_bytes": found.weight_bytes,
+        "kv_cache_bytes": found.kv_cache_bytes,
         "kv_bytes_per_token": per_token,
-        "step_buffer_bytes": buffers,
-        "total_bytes": weights.held + cache + buffers,
+        "step_buffer_bytes": found.step_buffer_bytes,
+        "workspace_bytes": found.workspace_bytes,
+        "graphs": found.graphs,
+        "graph_pool_bytes_estimate": found.graph_pool_bytes,
+        "total_bytes": found.total_bytes,
+        "available_bytes": available,
+        "largest_max_seq_len": longest,
+        "fits": None if available is None else found.total_bytes <= available,
         "bandwidth_gb_s": bandwidth_gb_s,
-        "step_read_bytes": weights.read,
-        "roofline_step_s_empty": weights.read / (bandwidth_gb_s * 1e9),
-        "roofline_step_s_full": (weights.read + per_token * length) / (bandwidth_gb_s * 1e9),
+        "step_read_bytes": read,
+        "roofline_step_s_empty": read / (bandwidth_gb_s * 1e9),
+        "roofline_step_s_full": (read + per_token * length) / (bandwidth_gb_s * 1e9),
     }
-    _print(document, weights.tied_copy)
+    _print(document, found.tied_copy)
     write_json(document)
-
-
-def _rank_config(config: ModelConfig, checkpoint: Checkpoint, ranks: int) -> ModelConfig:
-    """The config of a rank's part of the model."""
-    from ptd_engine.model import ModelConfig
-    from ptd_engine.tensor_parallel import Partition
-
-    part = Partition(config, ranks - 1, ranks)
-    return config if ranks == 1 else ModelConfig.from_hf(part.local(checkpoint.config))
+    planner.check(length, available, target.type)
 
 
 def _device(name: str) -> torch.device:
@@ -149,105 +147,24 @@ def _device(name: str) -> torch.device:
         return torch.device(name)
 
 
-def _ops(
-    kernels: str, config: ModelConfig, precision: Precision, device: torch.device
-) -> Ops | None:
-    """The kernels that would serve; None for a device that is not on this machine."""
-    from ptd_engine.kernels import select_ops
-
-    if device.type != "cpu":
-        return None
-    dtype, weight_format = precision.dtype, precision.weight_format
-    return select_ops(
-        kernels,
-        device,
-        dtype,
-        config.head_dim,
-        weight_format=weight_format,
-        query_group=config.num_heads // config.num_kv_heads,
-        kv_heads=config.num_kv_heads,
-    )
-
-
-def _weights(
-    checkpoint: Checkpoint,
-    whole: ModelConfig,
-    config: ModelConfig,
-    precision: Precision,
-    ops: Ops | None,
-    ranks: int,
-) -> _Weights:
-    """Of the model `whole`, one rank's part `config`; the parameters are all ranks' together."""
-    from ptd_engine.model.weights import expected_shapes, fused_shapes
-    from ptd_engine.tensor_parallel.partition import head_rows
-
-    shapes = expected_shapes(whole)
-    missing = sorted(set(shapes) - set(checkpoint.names()))
-    if missing:
-        more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
-        raise CheckpointError(
-            f"the checkpoint lacks {len(missing)} tensors of a {config.architecture} model: "
-            f"{', '.join(missing[:_LISTED])}{more}. Is the download complete?"
-        )
-    itemsize = precision.dtype.itemsize
-
-    def matrix(rows: int, columns: int, *, bias: bool = False, **role: bool) -> int:
-        if ops is not None and ops.packed_nbytes is not None:
-            return ops.packed_nbytes(rows, columns, bias=bias, **role)
-        return (rows * columns + (rows if bias else 0)) * itemsize
-
-    norms = sum(shape[0] for name, shape in shapes.items() if name.endswith("norm.weight"))
-    layers = sum(matrix(rows, columns, bias=bias) for rows, columns, bias in fused_shapes(config))
-    head = matrix(
-        len(head_rows(config.vocab_size, ranks - 1, ranks)), config.hidden_size, head=True
-    )
-    read = norms * itemsize + layers * config.num_layers + head
-    shared = config.tie_word_embeddings and ranks == 1 and (ops is None or ops.shares_embedding)
-    embedding = 0 if shared else matrix(config.vocab_size, config.hidden_size, embed=True)
-    parameters = sum(math.prod(shape) for shape in shapes.values())
-    tied_copy = config.tie_word_embeddings and not shared
-    return _Weights(parameters, read + embedding, read, tied_copy)
-
-
-def _dry_runner(
-    config: ModelConfig,
-    precision: Precision,
-    ops: Ops | None,
-    max_seq_len: int,
-    max_nodes: int,
-    top_k: int,
-) -> EagerRunner:
-    """The runner that a model would get, on torch's meta device: sizes without memory."""
+def _available(device: torch.device, memory_gb: float | None) -> int | None:
+    """Bytes that may be taken; None for a device that is not here, unless it was said."""
     import torch
 
-    from ptd_engine.kernels import select_ops
-    from ptd_engine.model import CausalLM
-    from ptd_engine.model.rope import RopeTable
-    from ptd_engine.runner import EagerRunner
+    from ptd_engine.kv_cache import available_bytes
 
-    nothing = cast(Any, None)  # no weight is touched before the first step
-    model: CausalLM = CausalLM(
-        config=config,
-        weights=nothing,
-        rope=RopeTable(config, max_seq_len, "meta"),
-        ops=select_ops("torch") if ops is None else ops,
-        device=torch.device("meta"),
-        dtype=precision.dtype,
-        num_parameters=0,
-        weight_bytes=0,
-        precision=precision.name,
-    )
-    return EagerRunner(model, max_seq_len=max_seq_len, max_nodes=max_nodes, top_k=top_k)
-
-
-def _step_bytes(runner: EagerRunner, config: ModelConfig, rows: int) -> int:
-    """Activations, logits, rotary table, plan and output of a step."""
-    activations = sum(
-        getattr(runner.activations, field.name).nbytes for field in fields(runner.activations)
-    )
-    logits = rows * config.vocab_size * runner.model.logits_dtype.itemsize
-    staged = runner.staging.nbytes + runner.buffers.host_output.nbytes
-    return int(activations + logits + runner.model.rope.cos_sin.nbytes + staged)
+    if memory_gb is not None:
+        if not 0 < memory_gb <= MAX_MEMORY_GB:  # refuses NaN too
+            raise ConfigError.for_field(
+                "--memory-gb",
+                memory_gb,
+                f"a number above 0, up to {MAX_MEMORY_GB:g}",
+                "The unit is 10^9 bytes.",
+            )
+        return int(memory_gb * 1e9)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        return None
+    return available_bytes(device)
 
 
 def _print(document: dict[str, Any], tied_copy: bool) -> None:
@@ -268,7 +185,23 @@ def _print(document: dict[str, Any], tied_copy: bool) -> None:
     table.add_row("KV cache", _mib(document["kv_cache_bytes"]))
     table.add_row("  of it, per token", f"{document['kv_bytes_per_token']:,} bytes")
     table.add_row("step buffers", _mib(document["step_buffer_bytes"]))
-    table.add_row("total", _mib(document["total_bytes"]), end_section=True)
+    if document["workspace_bytes"]:
+        table.add_row("workspace of the kernels", _mib(document["workspace_bytes"]))
+    if document["graphs"]:
+        table.add_row(
+            f"{document['graphs']} captured graphs, an estimate",
+            _mib(document["graph_pool_bytes_estimate"]),
+        )
+    known = document["available_bytes"] is not None
+    table.add_row("total", _mib(document["total_bytes"]), end_section=not known)
+    if known:
+        table.add_row("available", _mib(document["available_bytes"]))
+        longest = document["largest_max_seq_len"]
+        table.add_row(
+            "longest context that fits",
+            "none" if longest is None else f"{longest:,} tokens",
+            end_section=True,
+        )
     table.add_row("weights read a step", _mib(document["step_read_bytes"]))
     for label, key in (("empty", "roofline_step_s_empty"), ("full", "roofline_step_s_full")):
         step = document[key]

@@ -98,6 +98,38 @@ def test_plan_for_a_gpu_that_is_not_here(run: Run, chat_model: str) -> None:
     found = json.loads(result.stdout.splitlines()[-1])
     assert (found["device"], found["dtype"], found["step_rows"]) == ("cuda", "bfloat16", 157)
     assert found["weight_bytes"] == 2 * found["parameters"]
+    assert found["available_bytes"] is found["largest_max_seq_len"] is found["fits"] is None
+    assert found["graphs"] > 1 and found["workspace_bytes"] > 0
+    parts = ("weight_bytes", "kv_cache_bytes", "step_buffer_bytes", "workspace_bytes")
+    known = sum(found[key] for key in parts)
+    assert found["total_bytes"] == known + found["graph_pool_bytes_estimate"]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_plan_of_quantised_weights_on_a_gpu(run: Run, chat_model: str, dtype: str) -> None:
+    options = ("--device", "cuda", "--dtype")
+    whole, small = (
+        json.loads(run("plan", chat_model, *options, name).stdout.splitlines()[-1])
+        for name in ("bfloat16", dtype)
+    )
+    assert small["step_read_bytes"] < 0.75 * whole["step_read_bytes"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_plan_refuses_what_does_not_fit_and_names_what_does(
+    run: Run, chat_model: str, device: str
+) -> None:
+    options = ("--device", device, "--dtype", "float32", "--memory-gb", 0.02)
+    result = run("plan", chat_model, *options, "--max-seq-len", 100_000)
+    found = json.loads(result.stdout.splitlines()[-1])
+    longest = found["largest_max_seq_len"]
+    assert result.exit_code == 2 and not found["fits"]
+    assert "max_seq_len=100000 does not fit in memory: weights" in result.stderr
+    assert f"The largest max_seq_len that fits is {longest}." in result.stderr
+    assert run("plan", chat_model, *options, "--max-seq-len", longest).exit_code == 0
+    assert run("plan", chat_model, *options, "--max-seq-len", longest + 1).exit_code == 2
+    nothing = run("plan", chat_model, *options[:4], "--memory-gb", 1e-6)
+    assert "No max_seq_len fits" in nothing.stderr and nothing.exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -107,6 +139,8 @@ def test_plan_for_a_gpu_that_is_not_here(run: Run, chat_model: str) -> None:
         (("--bandwidth-gb-s", "1e-320"), "--bandwidth-gb-s=1e-320 is not valid"),
         (("--bandwidth-gb-s", "1e300"), "--bandwidth-gb-s=1e+300 is not valid"),
         (("--bandwidth-gb-s", "nan"), "--bandwidth-gb-s=nan is not valid"),
+        (("--memory-gb", 0), "--memory-gb=0.0 is not valid"),
+        (("--memory-gb", "nan"), "--memory-gb=nan is not valid"),
         (("--max-seq-len", 1), "--max-seq-len=1 is not valid"),
         (("--max-seq-len", 10**11), "max_seq_len=100000000000 is not valid"),
         (("--dtype", "int3"), "dtype='int3' is not valid"),

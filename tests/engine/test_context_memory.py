@@ -45,7 +45,7 @@ def test_the_message_has_the_length_both_amounts_and_what_to_do(
     said = str(raised.value)
     assert said.startswith("max_seq_len=10000000 does not fit in memory")
     assert f"({needed} bytes)" in said and f"({needed - 1} bytes) are available on cpu" in said
-    assert "Ask for less with max_seq_len" in said
+    assert "A cache of 9999999 tokens would fit. Ask for less with max_seq_len" in said
     leave(monkeypatch, 2**40)
     assert LLM.from_model(tiny_llama, tokenizer, max_seq_len=64).engine.max_seq_len == 64
 

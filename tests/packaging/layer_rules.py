@@ -62,6 +62,8 @@ PYTHON_RULES: Mapping[str, Rule] = {
     "runner": _rule(_EXECUTION | {"_core"}, "torch", "numpy"),
     # the same, over several processes
     "tensor_parallel": _rule(_EXECUTION | {"_core", "runner"}, "torch", "numpy"),
+    # sizes of all of it, without memory
+    "memory_plan": _rule(_EXECUTION | {"runner", "tensor_parallel"}, "torch"),
     "turnstile": _rule({"errors"}),
     "streamers": _rule({"errors"}, "torch"),
     # 8: joins algorithm and execution, knows no text and no files
@@ -81,6 +83,7 @@ PYTHON_RULES: Mapping[str, Rule] = {
             "text",
             "runner",
             "tensor_parallel",
+            "memory_plan",
             "turnstile",
             "streamers",
             "engine",
@@ -95,7 +98,7 @@ PYTHON_RULES: Mapping[str, Rule] = {
     "cli": _rule(
         _EXECUTION
         | {"_core", "drafter_configs", "drafter_view", "drafters", "hub", "text", "runner"}
-        | {"engine", "llm", "server", "tensor_parallel", FACADE},
+        | {"memory_plan", "engine", "llm", "server", "tensor_parallel", FACADE},
         *("torch", "numpy", "typer", "rich"),
     ),
     "server": _rule(
