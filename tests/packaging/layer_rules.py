@@ -207,6 +207,7 @@ def import_graph(sources: Mapping[str, tuple[str, bool]]) -> dict[str, set[str]]
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.MULTILINE)
 _STANDARD = re.compile(r"<[a-z_0-9]+>$")  # <vector>: neither a folder nor a .h
+_C_STANDARD = re.compile(r"<std(def|int)\.h>$")  # of ptd.h, which is C
 _PUBLIC = re.compile(r'"ptd/[a-z_0-9]+\.h"$')
 _LOCAL = re.compile(r'"[a-z_0-9]+\.h"$')
 _CPU = re.compile(r'"ptd/cpu/[a-z_0-9]+\.h"$')
@@ -224,13 +225,14 @@ _FIBERS = re.compile(r"<(ucontext|sys/mman)\.h>$")
 # Folder of csrc -> forms of #include it may use. Only bindings know Python, nothing knows torch,
 # and core, cpu and cuda do not know each other. The longest folder that matches counts.
 INCLUDE_RULES: Mapping[str, tuple[re.Pattern[str], ...]] = {
-    "include": (_STANDARD, _PUBLIC),
+    "include": (_STANDARD, _C_STANDARD, _PUBLIC),
     "include/ptd/cpu": (_STANDARD, _CPU),
     "include/ptd/cuda": (_STANDARD, _CUDA, _CUDA_RUNTIME),
     "core": (_STANDARD, _PUBLIC, _LOCAL),
     "cpu": (_STANDARD, _CPU, _LOCAL, _SYSTEM),
     "cuda": (_STANDARD, _CUDA, _CUDA_LOCAL, _CUDA_DEVICE),
     "bindings": (_STANDARD, _PUBLIC, _CPU, _CUDA, _LOCAL, _PYBIND),
+    "capi": (_STANDARD, _PUBLIC, _LOCAL),
     "tests": (_STANDARD, _PUBLIC, _CPU, _CUDA, _LOCAL, _SYSTEM),
     "tests/cuda_shim": (_STANDARD, _LOCAL, _FIBERS),
     "examples": (_STANDARD, _PUBLIC, _CPU),
