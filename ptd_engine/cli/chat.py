@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from ptd_engine.cli import options as opt
+from ptd_engine.cli.ranks import join_launcher
 from ptd_engine.cli.report import write_sources
 from ptd_engine.cli.requests import chat_form
 from ptd_engine.config import SamplingParams
-from ptd_engine.errors import PTDError
+from ptd_engine.errors import DistributedError, PTDError
 
 if TYPE_CHECKING:
     from ptd_engine.llm import LLM
@@ -38,11 +39,13 @@ def chat(
     kernels: opt.Kernels = "auto",
     num_threads: opt.NumThreads = None,
     max_seq_len: opt.MaxSeqLen = None,
+    tensor_parallel: opt.TensorParallel = 1,
 ) -> None:
     """Talk to an instruction-tuned model.
 
     /reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C cancels an answer.
     """
+    join_launcher(model, tensor_parallel)
     spec = opt.drafter_spec(drafter, width, depth)
     opt.check_stats(stats, spec)
     params = SamplingParams(
@@ -55,7 +58,7 @@ def chat(
     )
     from ptd_engine.llm import LLM
 
-    llm = LLM.from_pretrained(
+    with LLM.from_pretrained(
         model,
         dtype=dtype,
         device=device,
@@ -63,13 +66,14 @@ def chat(
         drafter=spec,
         kernels=kernels,
         num_threads=num_threads,
+        tensor_parallel=tensor_parallel,
         generation_config=generation_config,
-    )
-    chat_form(llm, True)
-    with contextlib.suppress(ImportError):  # importing it gives input() line editing and history
-        import readline  # noqa: F401
-    typer.echo(_HELP)
-    _converse(Conversation(llm, params, stats=stats))
+    ) as llm:
+        chat_form(llm, True)
+        with contextlib.suppress(ImportError):  # it gives input() line editing and history
+            import readline  # noqa: F401
+        typer.echo(_HELP)
+        _converse(Conversation(llm, params, stats=stats))
 
 
 class Conversation:
@@ -147,5 +151,7 @@ def _converse(conversation: Conversation) -> None:
         elif line:
             try:
                 conversation.answer(line)
+            except DistributedError:  # no further message can be answered
+                raise
             except PTDError as error:
                 typer.echo(f"error: {error}", err=True)

@@ -9,10 +9,11 @@ import typer
 
 from ptd_engine.cli import options as opt
 from ptd_engine.cli.prompts import PromptItem, collect
+from ptd_engine.cli.ranks import join_launcher
 from ptd_engine.cli.report import summary, write_json, write_sources, write_stream
 from ptd_engine.cli.requests import chat_form, encode
 from ptd_engine.config import SamplingParams
-from ptd_engine.errors import ConfigError, PTDError
+from ptd_engine.errors import ConfigError, DistributedError, PTDError
 
 if TYPE_CHECKING:
     from ptd_engine.llm import LLM
@@ -63,12 +64,14 @@ def generate(
     kernels: opt.Kernels = "auto",
     num_threads: opt.NumThreads = None,
     max_seq_len: opt.MaxSeqLen = None,
+    tensor_parallel: opt.TensorParallel = 1,
 ) -> None:
     """Answer a prompt, or a file of prompts, on one engine.
 
     The text streams to standard output, a summary of each answer goes to standard error. A bad
     prompt of a file is reported, the others go on, and the exit status is 1.
     """
+    join_launcher(model, tensor_parallel)
     items = collect(prompt, [] if prompts is None else [prompts], limit)
     spec = opt.drafter_spec(drafter, width, depth)
     opt.check_stats(stats, spec)
@@ -90,7 +93,7 @@ def generate(
         raise ConfigError.for_field("--logprobs", logprobs, "nothing without --json")
     from ptd_engine.llm import LLM
 
-    llm = LLM.from_pretrained(
+    with LLM.from_pretrained(
         model,
         dtype=dtype,
         device=device,
@@ -98,26 +101,27 @@ def generate(
         drafter=spec,
         kernels=kernels,
         num_threads=num_threads,
+        tensor_parallel=tensor_parallel,
         generation_config=generation_config,
-    )
-    as_chat = chat_form(llm, chat)
-    answer = _answer_json if as_json else _answer_text
-    failures = 0
-    for item in items:
-        if len(items) > 1 and not as_json:
-            typer.echo(f"--- {item.id}")
-        try:
-            answer(llm, item, params, as_chat)
-            if stats:
-                write_sources(llm.drafter)
-        except PTDError as error:
-            if prompts is None:
-                raise
-            failures += 1
-            if as_json:
-                write_json({"id": item.id, "error": str(error)})
-            else:
-                typer.echo(f"error: {item.id}: {error}", err=True)
+    ) as llm:
+        as_chat = chat_form(llm, chat)
+        answer = _answer_json if as_json else _answer_text
+        failures = 0
+        for item in items:
+            if len(items) > 1 and not as_json:
+                typer.echo(f"--- {item.id}")
+            try:
+                answer(llm, item, params, as_chat)
+                if stats:
+                    write_sources(llm.drafter)
+            except PTDError as error:
+                if prompts is None or isinstance(error, DistributedError):  # no other will succeed
+                    raise
+                failures += 1
+                if as_json:
+                    write_json({"id": item.id, "error": str(error)})
+                else:
+                    typer.echo(f"error: {item.id}: {error}", err=True)
     if failures:
         raise typer.Exit(1)
 

@@ -40,6 +40,15 @@ NumThreads = Annotated[
         "--num-threads", metavar="N", help="Threads of the CPU kernels. Default: torch's number."
     ),
 ]
+TensorParallel = Annotated[
+    int,
+    typer.Option(
+        "--tensor-parallel",
+        metavar="N",
+        help="Processes that share the weights and the cache, each with a device of its own. "
+        "Under torchrun: as many as it has started.",
+    ),
+]
 MaxSeqLen = Annotated[
     int | None,
     typer.Option(

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ptd_engine.cli import options as opt
+from ptd_engine.cli.ranks import join_launcher
 from ptd_engine.errors import ConfigError, UnavailableError
 
 _NEEDS = ("fastapi", "uvicorn", "prometheus_client")
@@ -83,11 +84,13 @@ def serve(
     kernels: opt.Kernels = "auto",
     num_threads: opt.NumThreads = None,
     max_seq_len: opt.MaxSeqLen = None,
+    tensor_parallel: opt.TensorParallel = 1,
 ) -> None:
     """Serve a model over HTTP with OpenAI's interface, and a page to chat with it.
 
     One request runs at a time, others wait. SIGTERM and Ctrl-C let the running one end.
     """
+    join_launcher(model, tensor_parallel)
     missing = [name for name in _NEEDS if find_spec(name) is None]
     if missing:
         raise UnavailableError(
@@ -116,7 +119,7 @@ def serve(
     logs.configure(log_format)
     from ptd_engine.llm import LLM
 
-    llm = LLM.from_pretrained(
+    with LLM.from_pretrained(
         model,
         dtype=dtype,
         device=device,
@@ -124,7 +127,8 @@ def serve(
         drafter=spec,
         kernels=kernels,
         num_threads=num_threads,
+        tensor_parallel=tensor_parallel,
         generation_config=generation_config,
         reuse_prefix=reuse_prefix,
-    )
-    run(llm, config, listener)
+    ) as llm:
+        run(llm, config, listener)

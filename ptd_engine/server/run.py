@@ -11,11 +11,12 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from ptd_engine.errors import ConfigError
+from ptd_engine.errors import ConfigError, DistributedError
 from ptd_engine.llm import LLM
 from ptd_engine.server import logs
 from ptd_engine.server.app import create_app
 from ptd_engine.server.config import ServerConfig
+from ptd_engine.server.service import Service
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +33,11 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._model_name = model_name
 
+    @property
+    def _service(self) -> Service:
+        found: Service = self.config.app.state.service  # type: ignore[union-attr]
+        return found
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See uvicorn.Server."""
         await super().startup(sockets)
@@ -39,6 +45,12 @@ class Server(uvicorn.Server):
             host, port = sockets[0].getsockname()[:2]
             url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
             logs.event(_log, "serving", model=self._model_name, url=url)
+
+    async def on_tick(self, counter: int) -> bool:
+        """See uvicorn.Server: also ends where the engine cannot serve any more."""
+        if self._service.worker.failed is not None:
+            self.should_exit = True
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """End gracefully; a second Ctrl-C ends at once. The exit status is that of a success."""
@@ -48,7 +60,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """See uvicorn.Server: also the requests that wait are refused now."""
-        stopping = asyncio.ensure_future(self.config.app.state.service.stop())  # type: ignore[union-attr]
+        stopping = asyncio.ensure_future(self._service.stop())
         await super().shutdown(sockets)
         await stopping
 
@@ -94,11 +106,18 @@ def serve(llm: LLM, config: ServerConfig, listener: socket.socket) -> None:
 
     Args:
         listener: of `bind`.
+
+    Raises:
+        DistributedError: a rank of tensor parallelism is gone, and no request can be served.
     """
     if not config.is_local and config.api_key is None:
         _log.warning(
             "The server is reachable from other machines and asks nobody for a key: set one "
             "(--api-key, PTD_ENGINE_API_KEY), or listen at 127.0.0.1."
         )
-    make_server(create_app(llm, config), config).run(sockets=[listener])
+    app = create_app(llm, config)
+    make_server(app, config).run(sockets=[listener])
     logs.event(_log, "ended")
+    failed: DistributedError | None = app.state.service.worker.failed
+    if failed is not None:
+        raise failed

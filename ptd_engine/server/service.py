@@ -70,7 +70,7 @@ class Service:
     def health(self) -> dict[str, str | int]:
         """What /health tells: `status` is "ok" while requests are served."""
         status = "ok" if self.worker.alive else "engine stopped"
-        if self.worker.draining:
+        if self.worker.draining and self.worker.failed is None:
             status = "shutting down"
         running = int(self.worker.running is not None)
         return {"status": status, "running": running, "waiting": self.worker.waiting}

@@ -16,6 +16,7 @@ from collections import deque
 from ptd_engine import _core
 from ptd_engine.drafters import make_drafter
 from ptd_engine.engine import Engine
+from ptd_engine.errors import DistributedError
 from ptd_engine.server.failures import ApiError, shutting_down
 from ptd_engine.server.jobs import CancelReason, Job, RequestCancelledError
 from ptd_engine.server.prometheus import Metrics
@@ -46,6 +47,7 @@ class EngineWorker:
         self._waiting: deque[Job] = deque()
         self._running: Job | None = None
         self._draining = self._ending = False
+        self._failed: DistributedError | None = None
         self._mean_s = _FIRST_GUESS_S
         self._thread = threading.Thread(target=self._run, name="ptd-engine", daemon=True)
 
@@ -53,6 +55,11 @@ class EngineWorker:
     def alive(self) -> bool:
         """Whether the thread runs."""
         return self._thread.is_alive()
+
+    @property
+    def failed(self) -> DistributedError | None:
+        """Why no request can be served any more: the engine has lost a part of its model."""
+        return self._failed
 
     @property
     def draining(self) -> bool:
@@ -168,6 +175,10 @@ class EngineWorker:
                 self._changed.notify_all()
             self._metrics.running.set(0)
             self._metrics.kv_use.set(0.0)
+            if isinstance(ended, DistributedError):
+                self._failed = ended
+                self.drain()
+                return
 
     def _serve(self, job: Job) -> Exception | None:
         """Run a job; returns how it ended if it has no output."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,13 +28,51 @@ _REASONS_S = 1.0  # how long rank 0 waits for the reason of a rank that broke of
 _POLL_S = 0.02
 
 
+class Turn:
+    """From a command to the end of what follows it, in one thread, and never broken off by Ctrl-C:
+    the other ranks would wait for the rest. The interrupt comes when the turn ends.
+
+    Where anything else breaks it off, the ranks are no longer in step, and the group is broken.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._lock = threading.RLock()
+        self._depth = 0
+        self._handler: Any = None  # of SIGINT, while it is held back
+        self._interrupted = False
+
+    def __enter__(self) -> None:
+        main = threading.current_thread() is threading.main_thread()
+        if main and self._handler is None and callable(signal.getsignal(signal.SIGINT)):
+            self._interrupted = False
+            self._handler = signal.signal(signal.SIGINT, self._note)
+        self._lock.acquire()
+        self._depth += 1
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is not None and not self._group.broken:
+            self._group.part(f"{kind.__name__} on rank 0 in the middle of a step")
+        self._depth -= 1
+        over = self._depth == 0
+        self._lock.release()
+        if over and threading.current_thread() is threading.main_thread() and self._handler:
+            handler, self._handler = self._handler, None
+            signal.signal(signal.SIGINT, handler)
+            if self._interrupted and kind is None:
+                handler(signal.SIGINT, None)
+
+    def _note(self, _signal: int, _frame: object) -> None:
+        self._interrupted = True
+
+
 class Group:
     """What a rank does together with the others. Of a process there is one at most.
 
     Attributes:
         rank, size: this rank's number, and how many there are.
         device: where this rank's tensors are.
-        turn: held by whoever sends a command, until everything that follows it is done.
+        turn: held by whoever sends a command, until everything that follows it is done; see `Turn`.
     """
 
     def __init__(
@@ -57,7 +96,7 @@ class Group:
             DistributedError: not all ranks came.
         """
         self.rank, self.size, self.device = rank, size, device
-        self.turn = threading.RLock()
+        self.turn = Turn(self)
         self._store = store
         self._numbers = itertools.count()
         self._broken: str | None = None
@@ -72,7 +111,9 @@ class Group:
                     world_size=size,
                     timeout=timedelta(seconds=timeout_s),
                 )
-                self._commands = dist.new_group(timeout=_IDLE, backend="gloo")
+                # The limit is each rank's own: to one that has stopped rank 0 does not send for ever.
+                waits = _IDLE if rank else timedelta(seconds=timeout_s)
+                self._commands = dist.new_group(timeout=waits, backend="gloo")
             except RuntimeError as error:
                 raise DistributedError(
                     f"The {size} ranks of tensor parallelism did not meet: {error}"
@@ -99,12 +140,16 @@ class Group:
         """Collect the ranks' tensors of one shape on rank 0, in the order of the ranks."""
         self._run(lambda: dist.gather(tensor, parts, dst=0))
 
-    def fail(self, reason: str) -> None:
-        """Raise, now and at every later call."""
+    def part(self, reason: str) -> None:
+        """Raise at every later call."""
         self._broken = (
             f"Tensor parallelism over {self.size} ranks failed: {reason}. Close this model and "
             "load it again."
         )
+
+    def fail(self, reason: str) -> None:
+        """Raise, now and at every later call."""
+        self.part(reason)
         raise DistributedError(self._broken)
 
     def leave(self) -> None:

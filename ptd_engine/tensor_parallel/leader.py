@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ptd_engine import _core
@@ -60,6 +61,17 @@ class LeaderRunner(EagerRunner):
         go_on: Callable[[], bool] | None = None,
     ) -> int:
         """See `Runner`."""
+        failed: list[BaseException] = []
+
+        def guarded(position: int, rows: npt.NDArray[np.int32]) -> None:
+            # A drafter's own error shall not break a turn off.
+            if observe is not None and not failed:
+                try:
+                    observe(position, rows)
+                except BaseException as error:
+                    failed.append(error)
+
+        shown = None if observe is None else guarded
         # One part at least: an empty one still prepares the rotary table.
         for begin in range(0, max(1, len(token_ids)), self.prefill_chunk):
             if begin < len(token_ids) and go_on is not None and not go_on():
@@ -71,7 +83,9 @@ class LeaderRunner(EagerRunner):
                     Kind.PREFILL, self._number, start + begin, prompt_len, payload=ids.numel()
                 )
                 send(self._group, command, ids)
-                super().prefill(part, prompt_len=prompt_len, start=start + begin, observe=observe)
+                super().prefill(part, prompt_len=prompt_len, start=start + begin, observe=shown)
+            if failed:
+                raise failed[0]
         return start + len(token_ids)
 
     def launch(self, n_bucket: int) -> None:

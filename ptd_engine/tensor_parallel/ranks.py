@@ -87,6 +87,7 @@ class LocalRanks:
                 command,
                 env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdin=subprocess.DEVNULL,
+                start_new_session=True,  # a terminal's Ctrl-C is rank 0's
             )
             for rank in range(1, ranks)
         ]

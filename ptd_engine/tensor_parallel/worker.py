@@ -5,7 +5,9 @@ program under torchrun that loads a model with tensor_parallel.
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from dataclasses import replace
 
 from ptd_engine.errors import DistributedError
@@ -38,6 +40,7 @@ def work(path: str | None = None) -> int:
         return _say(rank, str(error))
     try:
         part = load_part(settings if path is None else replace(settings, path=path), rank, device)
+        _leave_signals_to_rank_0()
         report(store, "ready", rank)
         follow(group, part)
     except DistributedError as error:
@@ -51,6 +54,15 @@ def work(path: str | None = None) -> int:
     finally:
         group.leave()
     return 0
+
+
+def _leave_signals_to_rank_0() -> None:
+    """Terminals, torchrun and systemd tell all processes to end. From now on rank 0 decides when:
+    the request that runs may still need this rank, which ends with rank 0 in any case.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _say(rank: int, reason: str) -> int:

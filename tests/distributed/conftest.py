@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cli.conftest import TEMPLATE, save_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -41,6 +42,12 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
         return made[family]
 
     return directory
+
+
+@pytest.fixture(scope="session")
+def chat_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a chat template."""
+    return save_model(tmp_path_factory.mktemp("chat") / "tiny", TEMPLATE)
 
 
 @pytest.fixture

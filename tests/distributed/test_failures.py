@@ -82,6 +82,39 @@ def test_a_rank_that_does_not_answer(parallel: Parallel, engine_over: EngineOver
     assert not _runs(worker)
 
 
+def test_an_interrupt_waits_for_the_end_of_a_step(
+    parallel: Parallel, engine_over: EngineOver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with parallel("llama3") as ranks:
+        engine = engine_over(ranks, "ptd")
+        expected = [step.token_ids for step in engine.generate([5, 9, 33], PARAMS)]
+        broadcast, left = ranks.group.broadcast, [0]
+
+        def interrupted(*args: Any, **options: Any) -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+            broadcast(*args, **options)
+
+        monkeypatch.setattr(ranks.group, "broadcast", interrupted)
+        for at in (1, 2, 3, 4, 11):  # between command and plan, in a prompt, for logits
+            left[0] = at
+            with pytest.raises(KeyboardInterrupt):
+                for _ in engine.generate([5, 9, 33], PARAMS):
+                    pass
+        found = [step.token_ids for step in engine.generate([5, 9, 33], PARAMS)]
+        assert found == expected
+
+        def breaks(*_: object, **__: object) -> None:
+            raise MemoryError
+
+        monkeypatch.setattr(ranks.group, "all_reduce", breaks)
+        with pytest.raises(MemoryError):
+            list(engine.generate([5], PARAMS))
+        with pytest.raises(DistributedError, match="MemoryError on rank 0 in the middle"):
+            list(engine.generate([5], PARAMS))
+
+
 def test_ranks_end_with_rank_0(model_dir: Callable[[str], Path]) -> None:
     program = (
         "import os, signal, sys\n"

@@ -94,11 +94,13 @@ def test_bad_settings(field: str, value: Any) -> None:
 class Command:
     """`ptd-engine serve` in a process of its own."""
 
-    def __init__(self, *arguments: str, key: str | None = None) -> None:
+    def __init__(
+        self, *arguments: str, key: str | None = None, command: list[str] | None = None
+    ) -> None:
         environment = {name: v for name, v in os.environ.items() if name != "PTD_ENGINE_API_KEY"}
         if key is not None:
             environment["PTD_ENGINE_API_KEY"] = key
-        command = [sys.executable, "-m", "ptd_engine.cli", "serve", *arguments]
+        command = command or [sys.executable, "-m", "ptd_engine.cli", "serve", *arguments]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
         assert self.process.stderr is not None
         self.log: IO[str] = self.process.stderr
