@@ -28,8 +28,7 @@ class Parser {
         field.key = string("a key in double quotes");
         for (const JsonField& other : fields) {
           if (other.key != field.key) continue;
-          at_ = key_at;
-          refuse("the key " + quoted(field.key) + " stands twice");
+          refuse_from(key_at, "the key " + quoted(field.key) + " stands twice");
         }
         skip_space();
         expect(':', "':'");
@@ -46,6 +45,12 @@ class Parser {
   }
 
  private:
+  // At the beginning of what was read last.
+  [[noreturn]] void refuse_from(const char* first, const std::string& what) {
+    at_ = first;
+    refuse(what);
+  }
+
   [[noreturn]] void refuse(const std::string& what) const {
     throw InvalidArgument("options is not valid at byte " + std::to_string(at_ - begin_) + ": " +
                           what +
@@ -121,11 +126,11 @@ class Parser {
     // No locale: "0.5" is a half wherever this runs.
     const auto [stop, error] = std::from_chars(first, at_, value.number);
     if (error != std::errc() || stop != at_ || !std::isfinite(value.number)) {
-      refuse("the number " + quoted(value.text) + " is too large or too small");
+      refuse_from(first, "the number " + quoted(value.text) + " is too large or too small");
     }
     if (value.kind == JsonValue::Kind::kInteger &&
         std::from_chars(magnitude, whole_end, value.magnitude).ec != std::errc()) {
-      refuse("the number " + quoted(value.text) + " does not fit 64 bits");
+      refuse_from(first, "the number " + quoted(value.text) + " does not fit 64 bits");
     }
   }
 
