@@ -111,7 +111,7 @@ class Group:
                     world_size=size,
                     timeout=timedelta(seconds=timeout_s),
                 )
-                # The limit is each rank's own: to one that has stopped rank 0 does not send for ever.
+                # Each rank has its own limit: rank 0 does not send to a stopped one for ever.
                 waits = _IDLE if rank else timedelta(seconds=timeout_s)
                 self._commands = dist.new_group(timeout=waits, backend="gloo")
             except RuntimeError as error:
