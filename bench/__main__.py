@@ -15,7 +15,19 @@ from pathlib import Path
 # other work. A setting of the caller's own wins, and the document names it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from bench import bookkeeping, compare, decode, hybrid, kernels, paper, quality, serve, step
+from bench import (
+    bookkeeping,
+    compare,
+    decode,
+    hybrid,
+    kernels,
+    paper,
+    quality,
+    serve,
+    simulate,
+    simulate_decode,
+    step,
+)
 from bench.report import Document, emit
 from ptd_engine.errors import PTDError
 
@@ -29,6 +41,8 @@ _BENCHMARKS = {
     "paper": paper,
     "hybrid": hybrid,
     "serve": serve,
+    "simulate": simulate,
+    "simulate-decode": simulate_decode,
 }
 _WRITES_A_FOLDER = "paper"  # its --out is a folder, which gets the document as report.json
 

@@ -10,6 +10,7 @@ import argparse
 import random
 import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bench.bucket_choice import ROWS_ASKED, choose, counts_of, interpolated
 from bench.common import (
     add_model_arguments,
     collector_off,
@@ -62,6 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--repeats", type=positive, default=21, metavar="R")
     parser.add_argument("--seed", type=int, default=0, help="of the trees and their tokens")
+    parser.add_argument(
+        "--decode",
+        default=ROWS_ASKED,
+        metavar="FILE",
+        help="of simulate-decode: the rows that a run asked for, to choose buckets for",
+    )
 
 
 def run(args: argparse.Namespace) -> Document:
@@ -88,11 +96,12 @@ def run(args: argparse.Namespace) -> Document:
         mismatches += wrong
         if not wrong:
             samples += measure(runner, steps, prefix, args.repeats)
-    results = {
+    results: dict[str, Any] = {
         "weight_bytes": model.weight_bytes,
         "kv_bytes_per_token": _kv_bytes(model),
         "read_gb_s": bandwidth.best_gb_s,
         "steps": [_result(s, samples, model, bandwidth.best_gb_s) for s in samples],
+        "buckets": _buckets(samples, args.decode, model, runner.max_nodes) if samples else None,
         "mismatches": mismatches,
     }
     settings = {
@@ -108,7 +117,8 @@ def run(args: argparse.Namespace) -> Document:
         settings=settings,
         results=results,
         tables=[_table(settings, results)] if samples else [],
-        notes=[
+        notes=_bucket_notes(results["buckets"])
+        + [
             f"DIFFERS: after {m['prefix']} cached tokens the root's next token is {m['expected']} "
             f"in a step of 1 row and {m['got']} in a step of {m['rows']} rows (top-2 logit "
             f"gap {m['top2_gap']}): not timed"
@@ -116,6 +126,25 @@ def run(args: argparse.Namespace) -> Document:
         ],
         device=model.device,
         bandwidth=bandwidth if model.device.type == "cpu" else None,
+    )
+
+
+def _buckets(
+    samples: Sequence[Sample], decode: str, model: CausalLM, largest: int
+) -> dict[str, Any]:
+    """Node buckets for the rows that a decode run asked for, at the costs measured here."""
+    prefix = samples[0].prefix
+    measured = {
+        s.rows: statistics.median(s.milliseconds) / 1e3 for s in samples if s.prefix == prefix
+    }
+    counts: Counter[int] = Counter()
+    for rows, steps in counts_of(decode).items():
+        counts[min(rows, largest)] += steps
+    return choose(
+        counts,
+        interpolated(measured),
+        label=f"measured on {model.device} behind {prefix} tokens",
+        top=largest,
     )
 
 
@@ -245,6 +274,18 @@ def _result(
         "weights_gb_s": ratio(model.weight_bytes, ms * 1e6),
         "roofline_share": ratio(roofline_ms, ms),
     }
+
+
+def _bucket_notes(buckets: dict[str, Any] | None) -> list[str]:
+    if buckets is None:
+        return []
+    return [
+        f"node buckets, {name}, for {buckets['steps']} steps of {buckets['mean_rows']:.1f} rows, "
+        f"costs {buckets['costs']}: {found['node_buckets']}: {100 * found['padded_rows']:.1f}% of "
+        f"the rows are padding, {100 * found['extra_time']:.1f}% more time"
+        for name in ("chosen", "default", "one")
+        for found in [buckets[name]]
+    ]
 
 
 def _table(settings: dict[str, Any], results: dict[str, Any]) -> TitledTable:

@@ -22,7 +22,6 @@ from ptd_engine.model.rope import RopeTable
 from ptd_engine.model.weights import expected_shapes, fused_shapes
 from ptd_engine.runner import EagerRunner
 from ptd_engine.runner.buckets import default_kv_buckets, default_node_buckets
-from ptd_engine.runner.eager import PREFILL_CHUNK
 from ptd_engine.tensor_parallel import Partition
 from ptd_engine.tensor_parallel.partition import head_rows
 
@@ -201,7 +200,7 @@ class Planner:
             buckets = default_node_buckets(self._max_nodes), default_kv_buckets(max_seq_len)
             graphs = math.prod(map(len, buckets))
         launches = _LAYER_LAUNCHES * self._config.num_layers + _STEP_LAUNCHES
-        workspace = self._workspace(cache.capacity) if self._on_gpu else 0
+        workspace = self._workspace(cache.capacity, runner.prefill_chunk) if self._on_gpu else 0
         return MemoryPlan(
             max_seq_len=max_seq_len,
             step_rows=self._max_nodes,
@@ -306,7 +305,7 @@ class Planner:
         staged = runner.staging.nbytes + runner.buffers.host_output.nbytes
         return int(activations + logits + model.rope.cos_sin.nbytes + staged)
 
-    def _workspace(self, capacity: int) -> int:
+    def _workspace(self, capacity: int, prefill_chunk: int) -> int:
         """fp32 sums of the splits: of the attention's largest step, of the widest product of a
         prefill's chunk."""
         config, split = self._config, _ATTENTION_SPLIT
@@ -314,7 +313,7 @@ class Planner:
             split *= 2
         slots = -(-capacity // split) + 1
         states = slots * self._max_nodes * config.num_heads * (config.head_dim + 2)
-        rows = max(self._max_nodes, min(PREFILL_CHUNK, capacity))
+        rows = max(self._max_nodes, prefill_chunk)
         qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         sums = _LINEAR_SPLITS * 64 * -(-rows // 64) * max(qkv, config.hidden_size)
         return 4 * (states + sums)
