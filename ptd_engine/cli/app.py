@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 import ptd_engine
 from ptd_engine.cli import INTERRUPT_STATUS
 from ptd_engine.cli.chat import chat
+from ptd_engine.cli.cmake_dir import cmake_dir
 from ptd_engine.cli.demo import demo
 from ptd_engine.cli.doctor import doctor
 from ptd_engine.cli.generate import generate
@@ -90,10 +91,29 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _show_cmake_dir(wanted: bool) -> None:
+    if wanted:
+        try:
+            typer.echo(cmake_dir())
+        except PTDError as error:  # before any command, so nobody above turns it into a line
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(ERROR_STATUS) from error
+        raise typer.Exit
+
+
 def _root(
     version: Annotated[
         bool,
         typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
+    ] = False,
+    cmake_dir: Annotated[
+        bool,
+        typer.Option(
+            "--cmake-dir",
+            help="Print the folder of the CMake package, for -Dptd_DIR=...",
+            callback=_show_cmake_dir,
+            is_eager=True,
+        ),
     ] = False,
 ) -> None:
     # The docstring would replace the application's help.

@@ -19,6 +19,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "LICENSE", "CHANGELOG.md", "csrc")
 
+LOAD_FOR_C = """
+import ctypes
+from pathlib import Path
+import ptd_engine
+
+library = ctypes.CDLL(str(Path(ptd_engine.__file__).parent / "lib" / "libptd.so"))
+library.ptd_version.restype = ctypes.c_char_p
+assert library.ptd_version().decode() == ptd_engine.__version__
+"""
+
 DRAFT_IN_PYTHON = """
 from importlib.metadata import version
 import ptd_engine
@@ -38,7 +48,7 @@ print(ptd_engine.__file__)
 CONSUMER_CMAKE = """
 cmake_minimum_required(VERSION 3.25)
 project(consumer LANGUAGES CXX)
-find_package(ptd {version} CONFIG REQUIRED)
+find_package(ptd {version} CONFIG REQUIRED COMPONENTS core cpu c)
 add_executable(consumer main.cpp)
 target_link_libraries(consumer PRIVATE ptd::core)
 """
@@ -182,7 +192,14 @@ def test_cxx_consumer_finds_and_runs_the_core(installed: Installation, tmp_path:
     assert found is not None
     (tmp_path / "CMakeLists.txt").write_text(CONSUMER_CMAKE.format(version=found[1]))
     (tmp_path / "main.cpp").write_text(CONSUMER_SOURCE)
-    prefix = f"-DCMAKE_PREFIX_PATH={installed.package_dir}"
-    call("cmake", "-S", ".", "-B", "build", prefix, cwd=tmp_path)
+    printed = call(installed.python, "-I", "-m", "ptd_engine", "--cmake-dir", cwd=tmp_path)
+    assert Path(printed.strip()).is_relative_to(installed.package_dir)
+    call("cmake", "-S", ".", "-B", "build", f"-Dptd_DIR={printed.strip()}", cwd=tmp_path)
     call("cmake", "--build", "build", cwd=tmp_path)
     assert call("build/consumer", cwd=tmp_path) == "1 nodes, first 6\n"
+
+
+def test_the_library_for_c_is_in_the_wheel(installed: Installation, tmp_path: Path) -> None:
+    call(installed.python, "-I", "-c", LOAD_FOR_C, cwd=tmp_path)
+    # Headers and libraries are a small part of it.
+    assert installed.wheel.stat().st_size < 8_000_000
