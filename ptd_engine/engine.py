@@ -19,9 +19,10 @@ from torch import Tensor
 from ptd_engine import _core
 from ptd_engine.config import ResolvedParams, SamplingParams
 from ptd_engine.errors import ConfigError, EngineError, PromptError
+from ptd_engine.kernels import SelectMode
 from ptd_engine.metrics import GenerationStats
 from ptd_engine.outputs import FinishReason, StepTree, TokenLogprobs
-from ptd_engine.runner import LogitRules, Runner, StepTimes, measure_step_times
+from ptd_engine.runner import LogitRules, Runner, StepCounts, StepTimes, measure_step_times
 from ptd_engine.turnstile import OnBusy, Turnstile
 
 
@@ -147,6 +148,29 @@ class Engine:
             )
         return Generation(self, [int(token) for token in prompt], params, stop_check)
 
+    def warmup(self, *, sampling: bool = False) -> int:
+        """Capture the graphs of all steps that requests may meet, so that none stops to do so.
+
+        Without it each is captured when a step first needs it. On a CPU there are none.
+
+        Args:
+            sampling: those of requests with a temperature above 0 too, with filters and without.
+
+        Returns:
+            how many were captured.
+
+        Raises:
+            BusyError: a request of this thread runs, or of any with on_busy="error".
+            UnavailableError: graphs are required and cannot be had.
+        """
+        modes: tuple[SelectMode, ...] = ("greedy", "sample", "filter")
+        self._turnstile.enter(lambda: False)
+        try:
+            self._cached = []  # capturing runs steps that mean nothing
+            return self.runner.warmup(modes if sampling else modes[:1])
+        finally:
+            self._turnstile.leave()
+
     def _reusable(self, prompt: Sequence[int]) -> int:
         """How many rows of the cache are those of this prompt; its last token is never one."""
         if not self.reuse_prefix:
@@ -237,6 +261,7 @@ class Generation:
         self._first_token_s = 0.0
         self._total_s = 0.0
         self._reused = 0
+        self._counts = StepCounts()  # of this request's steps
         self._in_place: int | None = None  # cache rows that hold this text; None: not touched yet
         self._turn = threading.Lock()  # held while a step runs, and to give the engine back
         self._has_engine = False
@@ -320,6 +345,7 @@ class Generation:
             self._session.stats,
             time_to_first_token_s=self._first_token_s,
             total_time_s=self._total_s,
+            execution=self._counts._asdict(),
             reused_tokens=self._reused,
             **self._times,
         )
@@ -418,6 +444,7 @@ class Generation:
 
     def _step(self, session: _core.Session) -> StepTokens:
         runner, times = self._engine.runner, self._times
+        before = runner.counts
         t0 = time.perf_counter()
         bucket = session.plan(runner.staging)
         t1 = time.perf_counter()
@@ -440,6 +467,7 @@ class Generation:
                 break
             self._in_place += 1  # a path that the next step need not move
         logprobs = self._note(session, tokens)
+        self._counts = self._counts.plus(runner.counts, before)
         t3 = time.perf_counter()
         times["plan_time_s"] += t1 - t0
         times["forward_time_s"] += t2 - t1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import logging
 import operator
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Never, Self
 
@@ -31,7 +31,14 @@ from ptd_engine.model import CausalLM, ModelConfig, load_model
 from ptd_engine.model.config import MAX_CONTEXT
 from ptd_engine.model.precision import resolve_precision
 from ptd_engine.outputs import Chunk, ChunkStream, GenerationOutput, TokenLogprobs, Usage
-from ptd_engine.runner import EagerRunner, Runner, StepTimes
+from ptd_engine.runner import (
+    GraphsMode,
+    Runner,
+    StepTimes,
+    check_graphs,
+    check_graphs_on,
+    make_runner,
+)
 from ptd_engine.streamers import Feed, Streamer
 from ptd_engine.text import Message
 from ptd_engine.turnstile import OnBusy, check_on_busy
@@ -71,8 +78,10 @@ class LLM:
         model: CausalLM,
         defaults: GenerationDefaults | None = None,
         ranks: TensorParallel | None = None,
+        graphs: GraphsMode = "auto",
     ) -> None:
         self.ranks = ranks
+        self.graphs: GraphsMode = graphs
         self.defaults = GenerationDefaults() if defaults is None else defaults
         self.engine = engine
         self.tokenizer = tokenizer
@@ -93,6 +102,7 @@ class LLM:
         generation_config: str = "auto",
         reuse_prefix: bool = False,
         on_busy: OnBusy = "wait",
+        graphs: GraphsMode = "auto",
         **unknown: Never,
     ) -> LLM:
         """Load a checkpoint.
@@ -119,11 +129,14 @@ class LLM:
                 prompt and output, from the first token on: the turns of a chat.
             on_busy: what a request does while one of another thread runs: "wait", or "error" for a
                 BusyError.
+            graphs: "auto" replays steps from CUDA graphs where there is a GPU and runs them op by
+                op where that fails, with a warning; "off" has none; "require" makes it an error.
+                See `warmup`.
 
         Raises:
             CheckpointError: files missing, incomplete or unsupported.
             ConfigError: a bad argument, or a context whose cache does not fit in memory.
-            UnavailableError: a device or backend that is not here.
+            UnavailableError: a device or backend that is not here, or graphs that are required.
             DistributedError: a rank did not start, or could not load its part.
         """
         _refuse("LLM.from_pretrained", unknown)
@@ -131,7 +144,9 @@ class LLM:
             raise ConfigError.for_field("generation_config", generation_config, "'auto' or 'none'")
         check_reuse_prefix(reuse_prefix)
         check_on_busy(on_busy)
+        check_graphs(graphs)
         target = resolve_device(device)
+        check_graphs_on(graphs, target, tensor_parallel)
         resolve(drafter, target.type)
         path = hub.resolve_model(model)
         checkpoint = open_checkpoint(path)
@@ -187,6 +202,7 @@ class LLM:
                 defaults=defaults,
                 reuse_prefix=reuse_prefix,
                 on_busy=on_busy,
+                graphs=graphs,
                 ranks=ranks,
             )
         except BaseException:
@@ -206,14 +222,17 @@ class LLM:
         reuse_prefix: bool = False,
         on_busy: OnBusy = "wait",
         step_times: StepTimes | None = None,
+        graphs: GraphsMode = "auto",
+        node_buckets: Sequence[int] | None = None,
         ranks: TensorParallel | None = None,
     ) -> LLM:
         """Wrap a model that is already loaded (several engines may share one model's weights).
 
         Args:
             defaults: fill what a request's `SamplingParams` leave open; None: nothing does.
-            reuse_prefix, on_busy: see `from_pretrained`.
+            reuse_prefix, on_busy, graphs: see `from_pretrained`.
             step_times: those of another engine over the same weights; see `Engine`.
+            node_buckets: row counts that steps are padded to; None: what suits the device.
             ranks: whose `model` this is, if it is one rank's part.
         """
         max_seq_len = _checked_length(max_seq_len)
@@ -226,14 +245,18 @@ class LLM:
         # The rest of the output matrix is padding: those ids have no text.
         vocab_size = min(model.config.vocab_size, tokenizer.vocab_size)
         _check_needs(needs, vocab_size)
-        make_runner: Callable[..., Runner] = EagerRunner if ranks is None else ranks.make_runner
-        runner = make_runner(
-            model,
-            max_seq_len=max_seq_len,
-            max_nodes=1 + needs.max_nodes,
-            top_k=needs.top_k,
-            vocab_limit=vocab_size,
-        )
+        sizes: dict[str, Any] = {
+            "max_seq_len": max_seq_len,
+            "max_nodes": 1 + needs.max_nodes,
+            "top_k": needs.top_k,
+            "vocab_limit": vocab_size,
+        }
+        runner: Runner
+        if ranks is None:
+            buckets = {} if node_buckets is None else {"node_buckets": node_buckets}
+            runner = make_runner(model, graphs=graphs, **sizes, **buckets)
+        else:
+            runner = ranks.make_runner(model, **sizes)
         engine = Engine(
             runner,
             made,
@@ -244,10 +267,16 @@ class LLM:
             reuse_prefix=reuse_prefix,
             step_times=step_times,
         )
-        return cls(engine, tokenizer, model, defaults, ranks)
+        return cls(engine, tokenizer, model, defaults, ranks, graphs)
 
-    def with_drafter(self, drafter: DrafterSpec) -> LLM:
-        """Another engine over the same weights and tokenizer, with its own cache and drafter."""
+    def with_drafter(
+        self, drafter: DrafterSpec, *, node_buckets: Sequence[int] | None = None
+    ) -> LLM:
+        """Another engine over the same weights and tokenizer, with its own cache and drafter.
+
+        Args:
+            node_buckets: see `from_model`.
+        """
         return LLM.from_model(
             self.model,
             self.tokenizer,
@@ -257,8 +286,16 @@ class LLM:
             reuse_prefix=self.engine.reuse_prefix,
             on_busy=self.engine.on_busy,
             step_times=self.engine.step_times,
+            graphs=self.graphs,
+            node_buckets=node_buckets,
             ranks=self.ranks,
         )
+
+    def warmup(self, *, sampling: bool = False) -> int:
+        """Capture the graphs that requests may need, all at once and before the first of them;
+        returns how many. See `Engine.warmup`.
+        """
+        return self.engine.warmup(sampling=sampling)
 
     def close(self) -> None:
         """End the other ranks of tensor parallelism, for all engines over these weights; without

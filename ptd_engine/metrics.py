@@ -46,6 +46,11 @@ class GenerationStats:
         tokens_per_second: tokens / total_time_s (the paper's TP).
         plan_time_s, forward_time_s, commit_time_s: where the steps' time went.
         reused_tokens: of the prompt, not computed since the last request's are the same.
+        host_syncs: times that steps waited for the device; equal to `steps` but for requests with
+            logprobs, a logits_processor or recursive verification.
+        graph_steps: steps replayed from a captured graph.
+        graph_captures: steps that ran op by op and were captured for later ones.
+        graph_fallbacks: steps that ran op by op because they could not be captured.
     """
 
     steps: int
@@ -62,12 +67,26 @@ class GenerationStats:
     forward_time_s: float = 0.0
     commit_time_s: float = 0.0
     reused_tokens: int = 0
+    host_syncs: int = 0
+    graph_steps: int = 0
+    graph_captures: int = 0
+    graph_fallbacks: int = 0
 
     @classmethod
     def from_counters(
-        cls, counters: Mapping[str, Any], *, reused_tokens: int = 0, **times: float
+        cls,
+        counters: Mapping[str, Any],
+        *,
+        execution: Mapping[str, int] | None = None,
+        reused_tokens: int = 0,
+        **times: float,
     ) -> GenerationStats:
-        """Build from a session's counters and the engine's times in seconds."""
+        """Build from a session's counters and the engine's times in seconds.
+
+        Args:
+            execution: the runner's counts for it: host_syncs and the graphs'.
+        """
+        measured: dict[str, Any] = {**(execution or {}), **times}
         return cls(
             steps=counters["steps"],
             tokens=counters["tokens"],
@@ -78,7 +97,7 @@ class GenerationStats:
             accepted=counters["accepted"],
             acceptance_histogram=_trim(counters["accepted_histogram"]),
             reused_tokens=reused_tokens,
-            **times,
+            **measured,
         )
 
     @classmethod

@@ -11,7 +11,7 @@ from ptd_engine.drafters import DrafterSpec, make_drafter, resolve
 from ptd_engine.engine import Engine
 from ptd_engine.hf.model_checkpoint import ModelCheckpoint
 from ptd_engine.model import CausalLM, RopeTable, load_model
-from ptd_engine.runner import EagerRunner
+from ptd_engine.runner import make_runner
 
 _LEAST_CONTEXT = 1024  # a shorter request may be followed by a longer one
 
@@ -79,7 +79,7 @@ def _make_engine(
     config.check_context(length)
     made = make_drafter(drafter, device_type=model.device.type, eos_ids=config.eos_token_ids)
     needs = made.needs()
-    runner = EagerRunner(
+    runner = make_runner(
         replace(model, rope=RopeTable(config, length, model.device)),
         max_seq_len=length,
         max_nodes=1 + needs.max_nodes,

@@ -65,10 +65,13 @@ class StepScratch:
         exact_bound: the caller vouches that kv_bound == prefix_len + N, so that no dead row lies
             below the bound and the step's rows begin at the host-side number kv_bound - N. True
             only where the host knows the length (eager execution), never inside a captured graph.
+        workspace: fp32, of as many elements as `Ops.workspace_numel` says for the largest step; an
+            op may leave anything in it. None: an op that needs room makes it.
     """
 
-    def __init__(self, exact_bound: bool = False) -> None:
+    def __init__(self, exact_bound: bool = False, workspace: Tensor | None = None) -> None:
         self.exact_bound = exact_bound
+        self.workspace = workspace
         self._held: dict[str, Tensor] = {}
 
     def once(self, key: str, make: Callable[[], Tensor]) -> Tensor:
@@ -472,6 +475,14 @@ class FusedOps:
     linear_add: LinearAdd
 
 
+class WorkspaceNumel(Protocol):
+    """fp32 elements of working memory that the attention needs at most."""
+
+    def __call__(self, rows: int, q_heads: int, kv_heads: int, head_dim: int, capacity: int) -> int:
+        """Arguments: the largest step, the heads, and the rows S of the cache."""
+        ...
+
+
 @dataclass(frozen=True)
 class OpChoice:
     """Which backend serves an op, and why (the reasons of the backends that were passed over)."""
@@ -499,6 +510,8 @@ class Ops:
             None: the model's dtype.
         packed_nbytes: bytes of a packed matrix; None: those of its elements in the dtype.
         fused: a layer in fewer ops, None where the backend has none: the single ones do the same.
+        workspace_numel: of the `StepScratch.workspace` that tree_attention works in; None: it
+            needs none.
     """
 
     pack_linear: PackLinear
@@ -521,6 +534,7 @@ class Ops:
     logits_dtype: torch.dtype | None = None
     packed_nbytes: PackedNbytes | None = None
     fused: FusedOps | None = None
+    workspace_numel: WorkspaceNumel | None = None
 
     def describe(self) -> tuple[OpChoice, ...]:
         """Return op, backend and reason for every op, in the order of the fields."""

@@ -18,7 +18,10 @@ Probe = Callable[[KernelRequest], str | None]
 Loader = Callable[[KernelRequest], Mapping[str, object]]
 
 # Of `Ops`, what is no op. A loader gives those of its backend beside its ops, under these names.
-_EXTRAS = ("record", "shares_embedding", "logits_dtype", "packed_nbytes", "fused")
+_EXTRAS = (
+    *("record", "shares_embedding", "logits_dtype", "packed_nbytes", "fused"),
+    "workspace_numel",
+)
 OP_NAMES: tuple[str, ...] = tuple(
     field.name for field in fields(Ops) if field.name not in ("choices", *_EXTRAS)
 )
@@ -174,7 +177,7 @@ class _Chooser:
         of.
         """
         extras: dict[str, Any] = {}
-        speaker = dict.fromkeys(_EXTRAS, "linear")
+        speaker = {**dict.fromkeys(_EXTRAS, "linear"), "workspace_numel": "tree_attention"}
         alike = {by_op[op] for op in FORWARD_OPS}
         for extra, op in speaker.items():
             found = self._loaded_by_name(by_op[op])

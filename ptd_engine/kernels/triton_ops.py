@@ -32,7 +32,7 @@ from ptd_engine.triton_kernels.rope_kv_write import rope_kv_write
 from ptd_engine.triton_kernels.select import argmax_and_successors
 from ptd_engine.triton_kernels.select_draw import draw
 from ptd_engine.triton_kernels.silu_mul import silu_mul
-from ptd_engine.triton_kernels.tree_attention import tree_attention
+from ptd_engine.triton_kernels.tree_attention import tree_attention, workspace_numel
 
 
 @dataclass(frozen=True)
@@ -236,8 +236,17 @@ def _tree_attention(
     shared: StepScratch | None = None,
 ) -> None:
     """See `ops.TreeAttention`."""
-    split = _split(k_cache)
-    tree_attention(q, k_cache, v_cache, mask, prefix_len, kv_bound, scale, out, split=split)
+    tree_attention(
+        *(q, k_cache, v_cache, mask, prefix_len, kv_bound, scale, out),
+        split=_split(k_cache),
+        workspace=None if shared is None else shared.workspace,
+    )
+
+
+def _workspace_numel(rows: int, q_heads: int, kv_heads: int, head_dim: int, capacity: int) -> int:
+    """See `ops.WorkspaceNumel`."""
+    split = int(attention_configs.choose_split(capacity, kv_heads))
+    return int(workspace_numel(rows, q_heads, head_dim, capacity, split))
 
 
 def _causal_attention(
@@ -315,5 +324,6 @@ def load(request: KernelRequest) -> Mapping[str, object]:
         "logits_dtype": torch.float32,
         "packed_nbytes": ops.packed_nbytes,
         "fused": FusedOps(ops.norm_qkv, ops.norm_gate_up, ops.linear_add),
+        "workspace_numel": _workspace_numel,
     }
     return found

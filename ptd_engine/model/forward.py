@@ -118,6 +118,7 @@ class CausalLM:
         cache: KVCache,
         buffers: ForwardBuffers,
         exact_bound: bool = False,
+        workspace: Tensor | None = None,
     ) -> Tensor:
         """Run one step and write its keys and values into cache rows prefix_len .. prefix_len + N -
         1.
@@ -132,12 +133,14 @@ class CausalLM:
             buffers: room for N rows.
             exact_bound: kv_bound == prefix_len + N, for sure: see `StepScratch`. Much faster with
                 the torch backend.
+            workspace: see `StepScratch`.
 
         Returns:
             [N, H] final normalised hidden states: a view into `buffers`, valid until the next call.
         """
         cfg, ops, n = self.config, self.ops, token_ids.shape[0]
-        shared, eps, scale = StepScratch(exact_bound), cfg.rms_norm_eps, cfg.head_dim**-0.5
+        shared, eps = StepScratch(exact_bound, workspace), cfg.rms_norm_eps
+        scale = cfg.head_dim**-0.5
         residual, x = buffers.residual[:n], buffers.normed[:n]  # [N, H]
         qkv, q = buffers.qkv[:n], buffers.q[:n]  # [N, (Hq + 2 Hkv) D], [N, Hq, D]
         attended, projected = buffers.attended[:n], buffers.projected[:n]  # [N, Hq D], [N, H]

@@ -1,8 +1,8 @@
 """Static memory of a step: the packed plan, its device copy, and the step's output.
 
 The session writes the plan into `staging` (pinned where there is a GPU); one copy takes it to the
-device. On a CPU both are the same memory and nothing is copied. The block's layout is defined in
-csrc/include/ptd/step_plan.h.
+device, another brings the output back. On a CPU both sides are the same memory and nothing is
+copied, unless they are to be apart. The block's layout is defined in csrc/include/ptd/step_plan.h.
 """
 
 from __future__ import annotations
@@ -70,48 +70,74 @@ class PlanHeader:
 class StepBuffers:
     """Plan and output memory for steps of up to `max_nodes` rows."""
 
-    def __init__(self, max_nodes: int, max_path: int, top_k: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        max_nodes: int,
+        max_path: int,
+        top_k: int,
+        device: torch.device,
+        *,
+        apart: bool = False,
+    ) -> None:
         """Allocate once.
 
         Args:
             max_nodes: rows of the largest node bucket.
             max_path: the session's longest accepted path (P).
             top_k: successor ids a row in the output (K).
+            apart: host and device have memory of their own also where they could share it.
         """
         self.max_nodes = max_nodes
         self.max_path = max_path
         self.top_k = top_k
         self.device = device
         on_gpu = device.type == "cuda"
+        self._apart = apart or on_gpu
         nbytes = int(_core.plan_layout(max_nodes, max_path)["total"])
         self._staging = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=on_gpu)
-        self._block = (
-            torch.zeros(nbytes, dtype=torch.uint8, device=device) if on_gpu else self._staging
-        )
+        self._block = self._staging
         shape = (max_nodes, 1 + top_k)
         self._host_output = torch.zeros(shape, dtype=torch.int32, pin_memory=on_gpu)
-        self.output = (
-            torch.zeros(shape, dtype=torch.int32, device=device) if on_gpu else self._host_output
-        )
+        self.output: Tensor = self._host_output
+        if self._apart:
+            self._block = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+            self.output = torch.zeros(shape, dtype=torch.int32, device=device)
         self.staging: npt.NDArray[np.uint8] = self._staging.numpy()
         self.host_output: npt.NDArray[np.int32] = self._host_output.numpy()
         self._header: npt.NDArray[np.int32] = self.staging[:32].view(np.int32)
         self._views: dict[int, PlanView] = {}
+        self._done = torch.cuda.Event() if on_gpu else None
+
+    @property
+    def rewritten(self) -> list[Tensor]:
+        """What a step writes before it, or the host, reads it: the device's plan, the outputs."""
+        block = [self._block] if self._apart else []
+        return [*block, self.output, self._host_output]
 
     def header(self) -> PlanHeader:
         """The header of the plan in `staging`."""
         return PlanHeader(*(int(value) for value in self._header[:5]))
 
     def upload(self, n_bucket: int) -> None:
-        """Enqueue the host-to-device copy of the plan (nothing on a CPU)."""
-        if self._block is not self._staging:
+        """Enqueue the host-to-device copy of the plan (nothing where they are one)."""
+        if self._apart:
             nbytes = int(_core.plan_layout(n_bucket, self.max_path)["total"])
             self._block[:nbytes].copy_(self._staging[:nbytes], non_blocking=True)
 
     def download(self, n_bucket: int) -> None:
-        """Enqueue the device-to-host copy of the output (nothing on a CPU)."""
-        if self.output is not self._host_output:
+        """Enqueue the device-to-host copy of the output (nothing where they are one)."""
+        if self._apart:
             self._host_output[:n_bucket].copy_(self.output[:n_bucket], non_blocking=True)
+
+    def mark(self) -> None:
+        """Remember what is enqueued by now as what `wait` waits for."""
+        if self._done is not None:
+            self._done.record()
+
+    def wait(self) -> None:
+        """Wait for the device, up to the last mark."""
+        if self._done is not None:
+            self._done.synchronize()
 
     def view(self, n_bucket: int) -> PlanView:
         """Typed device views of the block for this bucket, made once a bucket."""

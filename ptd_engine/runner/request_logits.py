@@ -127,7 +127,10 @@ class RequestLogits:
     def _tensor(
         self, values: Sequence[float] | Sequence[int], dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=self._device)
+        made = torch.tensor(values, dtype=dtype)
+        if self._device.type == "cuda":  # a copy from memory that is not pinned would be waited for
+            return made.pin_memory().to(self._device, non_blocking=True)
+        return made.to(self._device)
 
     def _count(self, which: int, token_ids: Sequence[int]) -> None:
         if self._counts is not None and len(token_ids) > 0:
@@ -165,7 +168,9 @@ class RequestLogits:
         """Ids and log-probabilities of rows of the last step, [len(rows), 1 + k] each."""
         assert self._logprob_ids is not None and self._logprob_values is not None  # asked for
         at = self._tensor(rows, torch.int64)
-        return self._logprob_ids[at].cpu().numpy(), self._logprob_values[at].cpu().numpy()
+        ids, values = self._logprob_ids[at], self._logprob_values[at]
+        both = torch.cat((ids, values.view(torch.int32)), dim=1).cpu()  # one wait for both
+        return both[:, : ids.shape[1]].numpy(), both[:, ids.shape[1] :].view(torch.float32).numpy()
 
     def choose(
         self,

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ptd_engine import _core
-from ptd_engine.runner.eager import Runner
+from ptd_engine.runner.protocol import Runner
 
 _SIZES = (1, 2, 4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
 _FEW_SIZES = (1, 4, 16, 64, 256)  # where a step takes long

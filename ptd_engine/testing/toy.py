@@ -15,7 +15,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 from ptd_engine import _core
-from ptd_engine.runner import LogitRules, PromptObserver
+from ptd_engine.kernels import SelectMode
+from ptd_engine.runner import LogitRules, PromptObserver, StepCounts
 
 NextToken = Callable[[list[int]], int]
 """The token after a context; -1 where a model's logits would not be finite."""
@@ -114,6 +115,7 @@ class ToyRunner:
         self.plan: PlanView
         self.contexts: list[list[int]] = []
         self.prefills = self.steps = 0
+        self.counts = StepCounts()
         self._output: npt.NDArray[np.int32] = np.zeros((0, 1), np.int32)
 
     def begin(self, rules: LogitRules | None) -> None:
@@ -182,6 +184,7 @@ class ToyRunner:
 
     def wait(self) -> npt.NDArray[np.int32]:
         """See `Runner`."""
+        self.counts = self.counts._replace(host_syncs=self.counts.host_syncs + 1)
         return self._output
 
     def probabilities(self) -> npt.NDArray[np.float64]:
@@ -201,3 +204,7 @@ class ToyRunner:
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """See `Runner`."""
+
+    def warmup(self, modes: Sequence[SelectMode] = ("greedy",)) -> int:
+        """See `Runner`: nothing can be captured."""
+        return 0
