@@ -15,14 +15,7 @@ constexpr float kLeastShare = 0.2f;  // of the last tree's least probable node: 
 // node below the first counts this much less. (Chosen on other prompts than those of the
 // benchmarks.)
 constexpr float kDepthDiscount = 0.85f;
-// Tokens that a verified row is worth in later steps, for its answer is remembered: where text is
-// drafted well. It falls to nothing as the tokens of a step do to one.
-constexpr double kLaterTokens = 0.01;
-constexpr double kFullTokens = 1.5;
-constexpr double kFirstSteps = 5.0;   // steps' worth of belief that it will be drafted well
-constexpr double kBelief = 0.5;       // accepted candidates' worth of belief in the probabilities
-constexpr double kRateMemory = 0.97;  // a step's weight in the rate, one step later
-constexpr int kExploreEvery = 128;    // steps; then a neighbouring size is measured
+constexpr int kExploreEvery = 128;  // steps; then a neighbouring size is measured
 constexpr int kPoolNodesPerKey = 60;
 constexpr int kPoolMaxKeys = 4096;
 
@@ -61,7 +54,7 @@ DrafterNeeds HybridDrafter::needs() const {
 void HybridDrafter::begin(Span<const TokenId> prompt) {
   if (!options_.keep_statistics) {
     model_.reset();
-    tokens_ = seconds_ = steps_ = predicted_ = accepted_ = 0.0;
+    tree_size_.begin();
   }
   sources_.begin(options_.keep_tables);
   for (const TokenId token : prompt) sources_.append(token);
@@ -132,46 +125,18 @@ void HybridDrafter::plan_tree(int budget, int max_depth) {
   least_ = static_cast<int>(planned_.size()) == budget ? planned_.back().probability : 0.0f;
 }
 
-double HybridDrafter::later_tokens() const {
-  const double mean = (tokens_ + kFirstSteps * kFullTokens) / (steps_ + kFirstSteps);
-  return kLaterTokens * std::clamp((mean - 1.0) / (kFullTokens - 1.0), 0.0, 1.0);
-}
-
-// What came true of what the probabilities of late trees promised. A text that cannot be foretold
-// would else pay for rows that are each a little less likely than they seem.
-double HybridDrafter::honesty() const {
-  return std::min(1.0, (accepted_ + kBelief) / (predicted_ + kBelief));
-}
-
-int HybridDrafter::choose_size(int prefix_len) const {
+int HybridDrafter::choose_size(int prefix_len) {
   const int most = static_cast<int>(planned_.size());
   if (!options_.auto_budget) return most;
-  const auto& counts = cost_.counts();
-  if (!cost_.fixed() && counts[0] < 2)
+  if (!cost_.fixed() && cost_.counts()[0] < 2) {
     return 0;  // what one row costs is what the rest is compared with
-  const int drafts = draft_tree_.size() * (options_.max_draft_nodes > 0 ? 1 : 0);
-  double expected = 1.0;
-  double best_gain = 0.0;
-  int best = 0;
-  const double later = later_tokens();
-  const double honest = honesty();
-  const double rate = seconds_ > 0.0 ? tokens_ / seconds_ : 0.0;
-  for (int n = 0; n <= most; ++n) {
-    if (n > 0) {
-      const PlannedNode& node = planned_[static_cast<std::size_t>(n - 1)];
-      expected += later + honest * static_cast<double>(node.probability);
-    }
-    const double seconds = cost_.of(1 + n + drafts, prefix_len);
-    const double gain = rate > 0.0 ? expected - rate * seconds : expected / seconds;
-    if (n == 0 || gain > best_gain) {
-      best_gain = gain;
-      best = n;
-    }
   }
-  if (!cost_.fixed() && !budgets_.empty() && budgets_.size() % kExploreEvery == 0) {
-    best = std::min(most, best + best / 2 + 2);
-  }
-  return best;
+  promises_.clear();
+  for (const PlannedNode& node : planned_) promises_.push_back(node.probability);
+  const int drafts = options_.max_draft_nodes > 0 ? draft_tree_.size() : 0;
+  const int size = tree_size_.choose(promises_, drafts, prefix_len, cost_);
+  const bool explores = !cost_.fixed() && !budgets_.empty() && budgets_.size() % kExploreEvery == 0;
+  return explores ? std::min(most, size + size / 2 + 2) : size;
 }
 
 void HybridDrafter::propose(Span<const TokenId> committed, TreeBuilder& tree) {
@@ -259,14 +224,11 @@ void HybridDrafter::observe(const StepOutcome& outcome) {
   if (options_.max_draft_nodes > 0) grow_draft_tree(outcome);
   if (outcome.seconds > 0.0) {
     cost_.observe(outcome.tree->size(), outcome.seconds);
-    steps_ = kRateMemory * steps_ + 1.0;
     double promised = 0.0;
     for (const PlannedNode& node : planned_) promised += static_cast<double>(node.probability);
-    predicted_ = kRateMemory * predicted_ + promised;
-    accepted_ = kRateMemory * accepted_ + static_cast<double>(outcome.accepted.size());
-    tokens_ = kRateMemory * tokens_ + static_cast<double>(outcome.new_tokens.size());
-    // The learned cost, not the measured one: a hiccup of the machine is no property of the text.
-    seconds_ = kRateMemory * seconds_ + cost_.of(outcome.tree->size(), prefix_len_);
+    tree_size_.observe(promised, static_cast<int>(outcome.accepted.size()),
+                       static_cast<int>(outcome.new_tokens.size()),
+                       cost_.of(outcome.tree->size(), prefix_len_));
   }
 }
 

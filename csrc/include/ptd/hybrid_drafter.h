@@ -2,11 +2,7 @@
 // its paths are accepted, as far as its rows pay.
 //
 // A node's path probability is the expected number of tokens it adds, so the sum over a tree is its
-// expected accepted tokens. With a budget of "auto" a step takes the number of rows n that
-// maximises
-//     expected tokens(n) - rate * seconds(n),
-// where `rate` is the tokens a second of late: the choice that maximises tokens a second in the
-// long run (Dinkelbach's argument for ratios). None at all is among the choices.
+// expected accepted tokens. With a budget of "auto" TreeSize says how many rows a step takes.
 #pragma once
 
 #include <vector>
@@ -15,6 +11,7 @@
 #include "ptd/draft_tree.h"
 #include "ptd/drafter.h"
 #include "ptd/step_cost.h"
+#include "ptd/tree_size.h"
 
 namespace ptd {
 
@@ -85,9 +82,7 @@ class HybridDrafter final : public Drafter {
 
   void expand(int row, int depth, float probability);
   void plan_tree(int budget, int max_depth);
-  int choose_size(int prefix_len) const;
-  double later_tokens() const;
-  double honesty() const;
+  int choose_size(int prefix_len);
   void learn(const StepOutcome& outcome);
   void grow_draft_tree(const StepOutcome& outcome);
   void add_drafts(TreeBuilder& tree);
@@ -97,15 +92,10 @@ class HybridDrafter final : public Drafter {
   DraftSources sources_;
   DraftTree draft_tree_;
   StepCost cost_;
-  // Of late: tokens, the seconds they took, and their steps; candidates that were to be accepted by
-  // their probabilities, and that were.
-  double tokens_ = 0.0;
-  double seconds_ = 0.0;
-  double steps_ = 0.0;
-  double predicted_ = 0.0;
-  double accepted_ = 0.0;
-  int prefix_len_ = 0;       // of the step at hand
-  TokenId root_ = kNoToken;  // its row 0
+  TreeSize tree_size_;
+  std::vector<float> promises_;  // of planned_
+  int prefix_len_ = 0;           // of the step at hand
+  TokenId root_ = kNoToken;      // its row 0
   std::vector<TokenId> prompt_;
   int prompt_shown_ = 0;
   ContextKey prompt_key_;
