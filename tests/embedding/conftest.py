@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -82,3 +83,24 @@ def library_path(build_tree: BuildTree) -> Path:
 def library(library_path: Path) -> Library:
     """libptd.so, for Python."""
     return Library(library_path)
+
+
+@pytest.fixture(scope="session")
+def prefix(build_tree: BuildTree, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `cmake --install` put headers, libraries and CMake package."""
+    cache = (build_tree.path / "CMakeCache.txt").read_text(encoding="utf-8")
+    has_cuda = re.search(r"^CMAKE_CUDA_COMPILER:\w+=.*[^D]$", cache, re.MULTILINE) is not None
+    build_tree.build("ptd_core", "ptd_cpu", "ptd_c", *(["ptd_cuda"] if has_cuda else []))
+    place = tmp_path_factory.mktemp("an installation")
+    call("cmake", "--install", build_tree.path, "--prefix", place, "--component", "development")
+    return place
+
+
+@pytest.fixture(scope="session")
+def examples(prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the programs of examples/, built against the installation."""
+    folder = tmp_path_factory.mktemp("examples")
+    found = f"-DCMAKE_PREFIX_PATH={prefix}"
+    call("cmake", "-G", "Ninja", "-S", ROOT / "examples", "-B", folder, found)
+    call("cmake", "--build", folder, "--parallel", str(os.cpu_count() or 1))
+    return folder

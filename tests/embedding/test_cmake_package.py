@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, BuildTree, call
+from conftest import ROOT, call
 
 import ptd_engine
 from ptd_engine.cli.cmake_dir import cmake_dir
@@ -76,17 +76,6 @@ def test_an_installation_in_place_says_where_else_the_package_is(tmp_path: Path)
         return
     with pytest.raises(UnavailableError, match=r"Install a wheel, or .*add_subdirectory"):
         cmake_dir()
-
-
-@pytest.fixture(scope="module")
-def prefix(build_tree: BuildTree, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where `cmake --install` put the package."""
-    cache = (build_tree.path / "CMakeCache.txt").read_text(encoding="utf-8")
-    has_cuda = re.search(r"^CMAKE_CUDA_COMPILER:\w+=.*[^D]$", cache, re.MULTILINE) is not None
-    build_tree.build("ptd_core", "ptd_cpu", "ptd_c", *(["ptd_cuda"] if has_cuda else []))
-    place = tmp_path_factory.mktemp("an installation")
-    call("cmake", "--install", build_tree.path, "--prefix", place, "--component", "development")
-    return place
 
 
 def configure(

@@ -1,0 +1,50 @@
+// A model directory as transformers writes it: config.json and *.safetensors. Nothing in it is
+// trusted: every size and offset is checked before it is used.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ptd/cpu/kernels.h"
+
+namespace embed_llama {
+
+// What the arithmetic depends on. Names as in config.json.
+struct LlamaConfig {
+  int vocab_size, hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim;
+  int max_position_embeddings;
+  float rms_norm_eps;
+  double rope_theta;
+  bool tied;
+  std::vector<std::int32_t> eos_ids;
+};
+
+// A tensor in a mapped file.
+struct Tensor {
+  ptd::cpu::DType dtype;
+  std::vector<std::int64_t> shape;
+  const unsigned char* data;  // not aligned
+};
+
+class Checkpoint {
+ public:
+  // Throws std::runtime_error that names the file, what is wrong and what is allowed.
+  explicit Checkpoint(const std::string& directory);
+
+  const LlamaConfig& config() const { return config_; }
+  ptd::cpu::DType dtype() const { return tensor("model.embed_tokens.weight").dtype; }
+  // Throws std::runtime_error where there is none of that name.
+  const Tensor& tensor(const std::string& name) const;
+
+ private:
+  void add_file(const std::string& path);
+
+  LlamaConfig config_;
+  std::vector<std::shared_ptr<const unsigned char>> files_;  // mapped
+  std::map<std::string, Tensor> tensors_;
+};
+
+}  // namespace embed_llama
