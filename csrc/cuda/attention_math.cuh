@@ -20,6 +20,11 @@
 
 namespace ptd::cuda {
 
+// What is subtracted from scores. Where nothing but minus infinity was seen, no weight is NaN.
+__device__ __forceinline__ float base_of(float largest) {
+  return largest == -INFINITY ? 0.0f : largest;
+}
+
 // Of the two rows of a lane.
 struct SoftmaxState {
   float largest[2] = {-INFINITY, -INFINITY};
@@ -101,8 +106,10 @@ struct WarpTile {
     for (int r = 0; r < 2; ++r) {
       largest[r] = fmaxf(largest[r], __shfl_xor_sync(kAllLanes, largest[r], 1));
       largest[r] = fmaxf(largest[r], __shfl_xor_sync(kAllLanes, largest[r], 2));
-      rescale[r] = exp2_approx(__fsub_rn(state.largest[r], largest[r]));
+      const float base = base_of(largest[r]);
+      rescale[r] = exp2_approx(__fsub_rn(state.largest[r], base));
       state.largest[r] = largest[r];
+      largest[r] = base;
     }
     float sum[2] = {0.0f, 0.0f};
 #pragma unroll

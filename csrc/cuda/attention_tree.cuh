@@ -125,8 +125,9 @@ __global__ void __launch_bounds__(32 * AttentionLayout<T, kHeadDim>::kParts, 1)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float largest = fmaxf(joined.largest[r], state.largest[r]);
-      const float old_scale = exp2_approx(__fsub_rn(joined.largest[r], largest));
-      const float new_scale = exp2_approx(__fsub_rn(state.largest[r], largest));
+      const float base = base_of(largest);
+      const float old_scale = exp2_approx(__fsub_rn(joined.largest[r], base));
+      const float new_scale = exp2_approx(__fsub_rn(state.largest[r], base));
       joined.largest[r] = largest;
       joined.sum[r] = __fmaf_rn(joined.sum[r], old_scale, __fmul_rn(state.sum[r], new_scale));
 #pragma unroll
@@ -167,6 +168,7 @@ __global__ void __launch_bounds__(32 * AttentionLayout<T, kHeadDim>::kParts, 1)
     WarpTile<T, kHeadDim>::step(q_tile, k_tile, v_tile + 8 * kGroups * warp, score_scale, valid,
                                 state, acc);
   }
+  wait_copies<0>();  // of a row that sees not even itself: no tile waited for them
   join();
 
   T* out = static_cast<T*>(p.out);

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 
 #include "ptd/cuda/types.h"
 #include "ptx.cuh"
@@ -71,6 +72,23 @@ __device__ __forceinline__ T warp_sum(T value) {
 
 __host__ __device__ constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
+}
+
+// What launchers ask before a kernel reads: pointers that are there, and pieces of 16 bytes.
+inline bool all_given(std::initializer_list<const void*> pointers) {
+  for (const void* pointer : pointers) {
+    if (pointer == nullptr) return false;
+  }
+  return true;
+}
+inline bool all_in_16_bytes(std::initializer_list<std::int64_t> bytes) {
+  for (const std::int64_t number : bytes) {
+    if (number % 16 != 0) return false;
+  }
+  return true;
+}
+inline std::int64_t address_of(const void* pointer) {
+  return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(pointer));
 }
 
 // Enqueues a kernel whose shared memory may exceed the 48 KB that need no permission.

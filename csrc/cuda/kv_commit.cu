@@ -47,10 +47,16 @@ __global__ void __launch_bounds__(kThreads) kv_commit_kernel(KVCommitParams p) {
 
 cudaError_t kv_commit(const KVCommitParams& p, cudaStream_t stream) {
   const std::int64_t row_bytes = static_cast<std::int64_t>(p.head_dim) * p.element_size;
-  if (p.layers < 1 || p.kv_heads < 1 || p.max_commit < 0 || row_bytes < 16 || row_bytes % 16 != 0) {
+  const bool sized = (p.element_size == 1 || p.element_size == 2 || p.element_size == 4) &&
+                     p.layers >= 1 && p.kv_heads >= 1 && p.head_dim >= 1 && p.max_commit >= 0;
+  if (!sized) return cudaErrorInvalidValue;
+  if (p.max_commit == 0) return cudaSuccess;
+  if (!all_given({p.k_cache, p.v_cache, p.commit_src, p.prefix_len, p.n_commit}) ||
+      !all_in_16_bytes({row_bytes, address_of(p.k_cache), address_of(p.v_cache),
+                        p.layer_stride * p.element_size, p.head_stride * p.element_size,
+                        p.row_stride * p.element_size})) {
     return cudaErrorInvalidValue;
   }
-  if (p.max_commit == 0) return cudaSuccess;
   const std::int64_t threads = 2 * row_bytes / 16 * p.layers * p.kv_heads;
   const dim3 grid(static_cast<unsigned>(ceil_div(threads, kThreads)));
   return launch_kernel(kv_commit_kernel, grid, kThreads, 0, stream, p);

@@ -60,7 +60,9 @@ __global__ void __launch_bounds__(kThreads) silu_mul_kernel(SiluMulParams p) {
 }  // namespace
 
 cudaError_t add_rms_norm(const AddRMSNormParams& p, cudaStream_t stream) {
-  if (p.rows < 1 || p.hidden < 1) return cudaErrorInvalidValue;
+  if (p.rows < 0 || p.hidden < 1) return cudaErrorInvalidValue;
+  if (p.rows == 0) return cudaSuccess;
+  if (!all_given({p.residual, p.weight, p.out})) return cudaErrorInvalidValue;
   const dim3 grid(static_cast<unsigned>(p.rows));
   return with_dtype(p.dtype, [&](auto element) {
     return launch_kernel(add_rms_norm_kernel<decltype(element)>, grid, kThreads,
@@ -69,7 +71,9 @@ cudaError_t add_rms_norm(const AddRMSNormParams& p, cudaStream_t stream) {
 }
 
 cudaError_t silu_mul(const SiluMulParams& p, cudaStream_t stream) {
-  if (p.rows < 1 || p.rows > 65535 || p.inner < 1) return cudaErrorInvalidValue;
+  if (p.rows < 0 || p.rows > 65535 || p.inner < 1) return cudaErrorInvalidValue;
+  if (p.rows == 0) return cudaSuccess;
+  if (!all_given({p.gate_up, p.out})) return cudaErrorInvalidValue;
   const dim3 grid(static_cast<unsigned>(ceil_div(p.inner, kThreads)),
                   static_cast<unsigned>(p.rows));
   return with_dtype(p.dtype, [&](auto element) {

@@ -87,8 +87,12 @@ __global__ void __launch_bounds__(32 * kWarps) rope_kv_write_kernel(RopeKVWriteP
 }  // namespace
 
 cudaError_t rope_kv_write(const RopeKVWriteParams& p, cudaStream_t stream) {
-  if (p.rows < 1 || p.q_heads < 1 || p.kv_heads < 1 || p.head_dim % 2 != 0 || p.head_dim < 2 ||
+  if (p.rows < 0 || p.q_heads < 1 || p.kv_heads < 1 || p.head_dim % 2 != 0 || p.head_dim < 2 ||
       p.head_dim > 64 * kMaxPairs || (p.q_norm == nullptr) != (p.k_norm == nullptr)) {
+    return cudaErrorInvalidValue;
+  }
+  if (p.rows == 0) return cudaSuccess;
+  if (!all_given({p.qkv, p.cos_sin, p.positions, p.prefix_len, p.k_cache, p.v_cache, p.q_out})) {
     return cudaErrorInvalidValue;
   }
   const dim3 grid(static_cast<unsigned>(p.rows),

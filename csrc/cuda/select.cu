@@ -102,8 +102,9 @@ __global__ void __launch_bounds__(kSelectThreads, 1) select_kernel(SelectParams 
   }
 
   int chosen = id_of(best);
-  const float temperature = p.temperature[i];
-  if (p.mode != SelectMode::kGreedy && i < p.n_verify && temperature > 0) {
+  const bool may_draw = p.mode != SelectMode::kGreedy && i < p.n_verify;
+  const float temperature = may_draw ? p.temperature[i] : 0.0f;
+  if (temperature > 0) {
     // A temperature below 3e-39 has no finite inverse, and 0 * infinity would be NaN.
     row.inverse_heat = fminf(__fdiv_rn(1.0f, temperature), 3e38f);
     Kept kept;
@@ -121,8 +122,15 @@ __global__ void __launch_bounds__(kSelectThreads, 1) select_kernel(SelectParams 
 }  // namespace
 
 cudaError_t select(const SelectParams& p, cudaStream_t stream) {
-  if (p.rows < 1 || p.vocab < 1 || p.vocab > kMaxVocab || p.successors < 0 ||
+  if (p.rows < 0 || p.vocab < 1 || p.vocab > kMaxVocab || p.successors < 0 ||
       p.successors > p.vocab || p.successors > kMaxSuccessors) {
+    return cudaErrorInvalidValue;
+  }
+  if (p.rows == 0) return cudaSuccess;
+  const bool draws = p.mode != SelectMode::kGreedy && p.n_verify > 0;
+  const bool reads_sampling = p.mode == SelectMode::kFilter || p.successors > 0;
+  if (!all_given({p.logits, p.next}) || (draws && !all_given({p.temperature, p.uniform})) ||
+      (reads_sampling && p.sampling == nullptr)) {
     return cudaErrorInvalidValue;
   }
   static_assert(kMaxSuccessors <= SelectShared::kCandidates);

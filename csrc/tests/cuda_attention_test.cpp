@@ -366,25 +366,91 @@ void test_wide_offsets() {
   for (void* cache : caches) CHECK(munmap(cache, bytes) == 0);
 }
 
+// Scores that overflow to minus infinity, over all of a tile, a split or the first rows, weigh
+// nothing; and a row of the mask without a bit harms no other.
+void test_nothing_seen() {
+  const Shape shape{DType::kFloat32, 64, 1, 1, 1};
+  const int tile = ptd::cuda::attention_tile(shape.dtype, 64), last = 4 * tile + 1;
+  cuda_shim::set_order(Order::kForward);
+  for (const int first : {0, tile, 3 * tile, 4 * tile}) {
+    const Step step = chain_of(4 * tile, 2, true);
+    Values values(shape, step, first);
+    values.q.fill(1e20f);
+    values.k.fill(-1e20f);
+    const auto seen = [&](int t) { return t < first || t >= first + tile; };
+    for (int t = 0; t <= last; ++t) {
+      for (int d = 0; d < 64 && seen(t); ++d) values.k.set(t * 64 + d, 1e-20f);
+    }
+    const Array out = attend(shape, values, step);
+    for (int d = 0; d < 64; ++d) {
+      double wanted = 0;
+      int count = 0;
+      for (int t = 0; t <= last; ++t) {
+        if (seen(t)) wanted += double{values.v.get(t * 64 + d)}, ++count;
+      }
+      CHECK(std::fabs(double{out.get(64 + d)} - wanted / count) < 1e-5);
+    }
+  }
+  for (const int prefix : {0, 5, 2 * tile}) {
+    const Values values(shape, chain_of(prefix, 3, true), 7);
+    std::vector<int> rows;
+    for (int t = 0; t < prefix + 3; ++t) rows.push_back(t);
+    std::vector<std::uint64_t> mask = {1, 3, 7};
+    const Array out = attend(shape, values, rows, {0, 1, 2}, &mask);
+    mask[1] = 0;
+    const Array other = attend(shape, values, rows, {0, 1, 2}, &mask);
+    CHECK(out.same(0, other, 0, 64) && out.same(128, other, 128, 64));
+  }
+}
+
+// What a launcher refuses, one fault after the other in parameters that are right.
 void test_refusals() {
-  TreeAttentionParams p{};
-  p.dtype = DType::kFloat16;
-  p.rows = 4;
-  p.q_heads = p.kv_heads = 1;
-  p.head_dim = 72;
-  p.split_tiles = 1;
-  p.kv_bound = 64;
-  CHECK(ptd::cuda::tree_attention(p, nullptr) == cudaErrorInvalidValue);
-  p.head_dim = 64;
-  p.q_heads = 3;
-  p.kv_heads = 2;
-  CHECK(ptd::cuda::tree_attention(p, nullptr) == cudaErrorInvalidValue);
-  p.kv_heads = 1;
-  p.rows = 257;
+  alignas(16) static float room[64 * 66];
+  const std::int32_t prefix_len = 0;
   const std::uint64_t mask = 1;
-  p.mask = &mask;
-  p.kv_bound = 512;
-  CHECK(ptd::cuda::tree_attention(p, nullptr) == cudaErrorInvalidValue);
+  TreeAttentionParams good{};
+  good.dtype = DType::kFloat16;
+  good.rows = good.q_heads = good.kv_heads = good.split_tiles = 1;
+  good.head_dim = 64;
+  good.kv_bound = 8;
+  good.kv_head_stride = good.kv_row_stride = 64;
+  good.scale = 1;
+  good.q = good.k_cache = good.v_cache = room;
+  good.mask = &mask;
+  good.prefix_len = &prefix_len;
+  good.workspace = room + 1024;
+  good.out = room + 2048;
+  CHECK(ptd::cuda::tree_attention(good, nullptr) == cudaSuccess);
+  const auto refused = [&](auto change) {
+    TreeAttentionParams p = good;
+    change(p);
+    return ptd::cuda::tree_attention(p, nullptr) == cudaErrorInvalidValue;
+  };
+  using Params = TreeAttentionParams;
+  CHECK(refused([](Params& p) { p = Params{}; }));
+  CHECK(refused([](Params& p) { p.dtype = DType{3}; }));
+  CHECK(refused([](Params& p) { p.head_dim = 72; }));
+  CHECK(refused([](Params& p) { p.q_heads = 3, p.kv_heads = 2; }));
+  CHECK(refused([](Params& p) { p.kv_heads = 0; }));
+  CHECK(refused([](Params& p) { p.rows = -1; }));
+  CHECK(refused([](Params& p) { p.rows = 257, p.kv_bound = 512; }));
+  CHECK(refused([](Params& p) { p.kv_bound = 0; }));
+  CHECK(refused([](Params& p) { p.split_tiles = 0; }));
+  CHECK(refused([](Params& p) { p.prefix_offset = -1; }));
+  CHECK(refused([](Params& p) { p.kv_row_stride = 68; }));
+  CHECK(refused([](Params& p) { p.kv_head_stride = 60; }));
+  CHECK(refused([](Params& p) { p.q = nullptr; }));
+  CHECK(refused([](Params& p) { p.k_cache = nullptr; }));
+  CHECK(refused([](Params& p) { p.v_cache = static_cast<const char*>(p.v_cache) + 8; }));
+  CHECK(refused([](Params& p) { p.prefix_len = nullptr; }));
+  CHECK(refused([](Params& p) { p.workspace = nullptr; }));
+  CHECK(refused([](Params& p) { p.out = nullptr; }));
+  TreeAttentionParams none = good;
+  none.rows = 0;
+  none.q = nullptr;
+  CHECK(ptd::cuda::tree_attention(none, nullptr) == cudaSuccess);
+  CHECK(attention_workspace_bytes(Params{}) == 0 && attention_workspace_bytes(none) == 0);
+  CHECK(ptd::cuda::attention_splits(DType::kFloat32, 64, 0, 100) == 0);
 }
 
 void timed(const char* name, void (*test)()) {
@@ -396,15 +462,18 @@ void timed(const char* name, void (*test)()) {
 
 }  // namespace
 
-int main() {
+// With an argument: without the tests of head sizes that the mutants of test_cuda_mutants.py are
+// not compiled for.
+int main(int argc, char**) {
   timed("edges", test_edges);
   timed("orders", test_orders);
   timed("chains", test_chains);
   timed("permutation", test_permutation);
   timed("many rows", test_many_rows);
-  timed("shapes", test_shapes);
+  if (argc == 1) timed("shapes", test_shapes);
   timed("splits", test_splits);
   timed("wide offsets", test_wide_offsets);
+  timed("nothing seen", test_nothing_seen);
   timed("refusals", test_refusals);
   return 0;
 }

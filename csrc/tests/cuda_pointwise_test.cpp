@@ -216,6 +216,42 @@ void test_silu() {
   }
 }
 
+// Without rows there is nothing to do; parameters that nobody set are refused.
+void test_refusals() {
+  constexpr auto kInvalid = cudaErrorInvalidValue;
+  ptd::cuda::AddRMSNormParams norm{};
+  ptd::cuda::SiluMulParams silu{};
+  ptd::cuda::RopeKVWriteParams rope{};
+  ptd::cuda::KVCommitParams commit{};
+  CHECK(ptd::cuda::add_rms_norm(norm, nullptr) == kInvalid);
+  CHECK(ptd::cuda::silu_mul(silu, nullptr) == kInvalid);
+  CHECK(ptd::cuda::rope_kv_write(rope, nullptr) == kInvalid);
+  CHECK(ptd::cuda::kv_commit(commit, nullptr) == kInvalid);
+  norm.hidden = silu.inner = rope.q_heads = rope.kv_heads = commit.layers = commit.kv_heads = 1;
+  rope.head_dim = commit.head_dim = 64;
+  commit.element_size = 2;
+  CHECK(ptd::cuda::add_rms_norm(norm, nullptr) == cudaSuccess);
+  CHECK(ptd::cuda::silu_mul(silu, nullptr) == cudaSuccess);
+  CHECK(ptd::cuda::rope_kv_write(rope, nullptr) == cudaSuccess);
+  CHECK(ptd::cuda::kv_commit(commit, nullptr) == cudaSuccess);
+  norm.rows = silu.rows = rope.rows = commit.max_commit = 1;  // and null pointers
+  CHECK(ptd::cuda::add_rms_norm(norm, nullptr) == kInvalid);
+  CHECK(ptd::cuda::silu_mul(silu, nullptr) == kInvalid);
+  CHECK(ptd::cuda::rope_kv_write(rope, nullptr) == kInvalid);
+  CHECK(ptd::cuda::kv_commit(commit, nullptr) == kInvalid);
+  alignas(16) unsigned char cache[256];
+  const std::int32_t one = 1;
+  commit.k_cache = commit.v_cache = cache;
+  commit.commit_src = commit.prefix_len = commit.n_commit = &one;
+  commit.row_stride = 64;
+  CHECK(ptd::cuda::kv_commit(commit, nullptr) == cudaSuccess);
+  commit.row_stride = 60;
+  CHECK(ptd::cuda::kv_commit(commit, nullptr) == kInvalid);
+  commit.row_stride = 64;
+  commit.head_dim = 60;
+  CHECK(ptd::cuda::kv_commit(commit, nullptr) == kInvalid);
+}
+
 }  // namespace
 
 int main() {
@@ -223,5 +259,6 @@ int main() {
   test_commit();
   test_norm();
   test_silu();
+  test_refusals();
   return 0;
 }

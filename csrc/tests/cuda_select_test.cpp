@@ -262,6 +262,42 @@ void test_alone() {
   }
 }
 
+// What a launcher refuses, and what it does not need.
+void test_refusals() {
+  const std::vector<float> logits = {0, 2, 1}, one = {1};
+  std::int32_t next[3] = {7, 7, 7};
+  SelectParams good{};
+  good.rows = 1;
+  good.vocab = 3;
+  good.n_verify = 1;
+  good.logits_stride = good.next_stride = 3;
+  good.logits = logits.data();
+  good.next = next;
+  CHECK(ptd::cuda::select(good, nullptr) == cudaSuccess && next[0] == 1);  // greedy reads no more
+  const auto refused = [&](auto change) {
+    SelectParams p = good;
+    change(p);
+    return ptd::cuda::select(p, nullptr) == cudaErrorInvalidValue;
+  };
+  CHECK(refused([](SelectParams& p) { p = SelectParams{}; }));
+  CHECK(refused([](SelectParams& p) { p.dtype = DType{-1}; }));
+  CHECK(refused([](SelectParams& p) { p.rows = -1; }));
+  CHECK(refused([](SelectParams& p) { p.vocab = ptd::cuda::kMaxVocab + 1; }));
+  CHECK(refused([](SelectParams& p) { p.successors = 4; }));
+  CHECK(refused([](SelectParams& p) { p.successors = 1; }));  // without `sampling`
+  CHECK(refused([](SelectParams& p) { p.mode = SelectMode::kSample; }));
+  CHECK(refused([](SelectParams& p) { p.logits = nullptr; }));
+  CHECK(refused([](SelectParams& p) { p.next = nullptr; }));
+  CHECK(refused([&](SelectParams& p) {
+    p.mode = SelectMode::kFilter;
+    p.temperature = p.uniform = one.data();
+  }));
+  SelectParams none = good;
+  none.rows = 0;
+  none.logits = nullptr;
+  CHECK(ptd::cuda::select(none, nullptr) == cudaSuccess);
+}
+
 }  // namespace
 
 int main() {
@@ -271,5 +307,6 @@ int main() {
   test_extremes();
   test_successors();
   test_alone();
+  test_refusals();
   return 0;
 }

@@ -19,7 +19,11 @@ from torch import Tensor
 
 from ptd_engine.errors import ConfigError
 
+HEAD_DIMS = (64, 80, 96, 128, 256)  # of attention
 DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # ptd::cuda::DType
+
+_MOST_ROTATED = 256  # head_dim
+_OTHER_BACKENDS = "kernels='triton' and 'torch' have more."
 
 # What an operator writes is marked, (a!) and so on; none returns anything.
 _SCHEMAS = (
@@ -66,14 +70,31 @@ class _Launcher:
         out: Tensor,
     ) -> None:
         rows, q_heads, head_dim = q.shape
-        _contiguous("tree_attention", q=q, mask=mask, out=out)
+        kv_heads, capacity, _ = k_cache.shape
+        _contiguous("tree_attention", q=q, mask=mask, workspace=workspace, out=out)
         _alike("tree_attention", q=q, k_cache=k_cache, v_cache=v_cache, out=out)
         _integers("tree_attention", prefix_len=prefix_len)
         _rows_of_cache("tree_attention", k_cache, v_cache)
-        if mask is not None and rows > self.native.MAX_TREE_ROWS:
+        if head_dim not in HEAD_DIMS:
             raise ConfigError.for_field(
-                "rows of a tree", rows, f"at most {self.native.MAX_TREE_ROWS} with kernels='cuda'"
+                "tree_attention: head_dim", head_dim, f"one of {HEAD_DIMS}", _OTHER_BACKENDS
             )
+        if q_heads % kv_heads != 0:
+            raise ConfigError.for_field(
+                "tree_attention: heads", (q_heads, kv_heads), "query heads in groups of equal size"
+            )
+        if mask is not None:
+            if rows > self.native.MAX_TREE_ROWS:
+                most = self.native.MAX_TREE_ROWS
+                raise ConfigError.for_field(
+                    "rows of a tree", rows, f"at most {most} with kernels='cuda'"
+                )
+            _shaped("tree_attention", "mask", mask, (rows, -(-rows // 64)), torch.int64)
+        _shaped("tree_attention", "k_cache", k_cache, (kv_heads, capacity, head_dim), q.dtype)
+        _shaped("tree_attention", "out", out, (rows, q_heads * head_dim), q.dtype)
+        if not prefix_offset + rows <= kv_bound <= capacity:
+            allowed = f"{prefix_offset + rows} to {capacity}, the capacity of the cache"
+            raise ConfigError.for_field("tree_attention: kv_bound", kv_bound, allowed)
         with self._device(q):
             self.native.tree_attention(
                 DTYPE_CODES[q.dtype],
@@ -117,6 +138,16 @@ class _Launcher:
         _alike("rope_kv_write", qkv=qkv, k_cache=k_cache, v_cache=v_cache, q_out=q_out)
         _integers("rope_kv_write", positions=positions, prefix_len=prefix_len)
         _rows_of_cache("rope_kv_write", k_cache, v_cache)
+        kv_heads, capacity, _ = k_cache.shape
+        if head_dim % 2 != 0 or head_dim > _MOST_ROTATED:
+            raise ConfigError.for_field(
+                "rope_kv_write: head_dim", head_dim, f"an even number up to {_MOST_ROTATED}"
+            )
+        width = (q_heads + 2 * kv_heads) * head_dim
+        _shaped("rope_kv_write", "qkv", qkv, (rows, width), qkv.dtype)
+        _shaped("rope_kv_write", "k_cache", k_cache, (kv_heads, capacity, head_dim), qkv.dtype)
+        _shaped("rope_kv_write", "cos_sin", cos_sin, (len(cos_sin), head_dim), torch.float32)
+        _shaped("rope_kv_write", "positions", positions, (rows,), torch.int32)
         with self._device(qkv):
             self.native.rope_kv_write(
                 DTYPE_CODES[qkv.dtype],
@@ -180,6 +211,20 @@ class _Launcher:
         rows, vocab = logits.shape
         _contiguous("select", temperature=temperature, uniform=uniform, sampling=sampling)
         _integers("select", out=out)
+        if not 1 <= vocab <= self.native.MAX_VOCAB:
+            raise ConfigError.for_field(
+                "vocab_limit", vocab, f"1 to {self.native.MAX_VOCAB}", _OTHER_BACKENDS
+            )
+        most = min(vocab, self.native.MAX_SUCCESSORS)
+        if not 1 <= out.shape[1] <= 1 + most:
+            raise ConfigError.for_field(
+                "successors", out.shape[1] - 1, f"0 to {most}", _OTHER_BACKENDS
+            )
+        for name, number in (("temperature", temperature), ("uniform", uniform)):
+            _shaped("select", name, number[:n_verify], (n_verify,), torch.float32)
+        _shaped("select", "sampling", sampling, (4,), torch.float32)
+        if logits.dtype not in DTYPE_CODES:
+            raise ConfigError.for_field("select: logits", logits.dtype, "a floating dtype")
         if logits.stride(1) != 1 or out.stride(1) != 1:
             raise ConfigError.for_field(
                 "select: strides", (logits.stride(), out.stride()), "rows of adjacent elements"
@@ -208,6 +253,9 @@ class _Launcher:
         rows, hidden = residual.shape
         _contiguous("add_rms_norm", x=x, residual=residual, weight=weight, out=out)
         _alike("add_rms_norm", residual=residual, weight=weight, out=out)
+        _shaped("add_rms_norm", "weight", weight, (hidden,), residual.dtype)
+        for name, other in (("x", residual if x is None else x), ("out", out)):
+            _shaped("add_rms_norm", name, other, (rows, hidden), residual.dtype)
         with self._device(residual):
             self.native.add_rms_norm(
                 DTYPE_CODES[residual.dtype],
@@ -225,6 +273,7 @@ class _Launcher:
         rows, inner = out.shape
         _contiguous("silu_mul", gate_up=gate_up, out=out)
         _alike("silu_mul", gate_up=gate_up, out=out)
+        _shaped("silu_mul", "gate_up", gate_up, (rows, 2 * inner), out.dtype)
         with self._device(out):
             self.native.silu_mul(
                 DTYPE_CODES[out.dtype],
@@ -250,7 +299,17 @@ def _alike(op: str, **tensors: Tensor) -> None:
     """All of one dtype that the kernels know."""
     dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
     if len(set(dtypes.values())) > 1 or next(iter(dtypes.values())) not in DTYPE_CODES:
-        raise ConfigError.for_field(f"{op}: dtypes", dtypes, "one floating dtype for all")
+        fp8 = torch.float8_e4m3fn in dtypes.values()
+        raise ConfigError.for_field(
+            *(f"{op}: dtypes", dtypes, "one floating dtype for all"),
+            "Caches in float8_e4m3fn are read by kernels='triton'." if fp8 else "",
+        )
+
+
+def _shaped(op: str, name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if tensor.shape != shape or tensor.dtype != dtype:
+        held = (tuple(tensor.shape), tensor.dtype)
+        raise ConfigError.for_field(f"{op}: {name}", held, f"{shape} of {dtype}")
 
 
 def _integers(op: str, **tensors: Tensor) -> None:

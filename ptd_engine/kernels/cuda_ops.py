@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 
 from ptd_engine.kernels import torch_ref
-from ptd_engine.kernels.cuda_library import DTYPE_CODES, operators
+from ptd_engine.kernels.cuda_library import DTYPE_CODES, HEAD_DIMS, operators
 from ptd_engine.kernels.ops import LinearWeight, SelectMode, StepScratch
 from ptd_engine.kernels.processing import Processing
 from ptd_engine.kernels.request import KernelRequest
 from ptd_engine.kernels.torch_process import process, write_logprobs
 from ptd_engine.kernels.torch_select import probabilities
 
-_HEAD_DIMS = (64, 80, 96, 128, 256)
 _MODES: dict[SelectMode, int] = {"greedy": 0, "sample": 1, "filter": 2}
 # Rows of a chain that are attended in one go: those before them count as prefix.
 _CHAIN_ROWS = 64
@@ -68,8 +67,8 @@ def unsupported(request: KernelRequest) -> str | None:
         return f"computes in float32, float16 and bfloat16, not in {request.dtype}"
     if request.weight_format != "float":
         return f"has no {request.weight_format} weights"
-    if request.head_dim not in _HEAD_DIMS:
-        return f"head_dim must be one of {', '.join(map(str, _HEAD_DIMS))}, not {request.head_dim}"
+    if request.head_dim not in HEAD_DIMS:
+        return f"head_dim must be one of {', '.join(map(str, HEAD_DIMS))}, not {request.head_dim}"
     return None
 
 

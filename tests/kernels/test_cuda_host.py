@@ -226,10 +226,65 @@ def test_tensors_that_do_not_fit_are_named(ops: Ops) -> None:
         ops["tree_attention"](q, k, v, mask, length(3).long(), 70, 1.0, out)
     with pytest.raises(ConfigError, match=r"strides of the cache.*16 bytes"):
         ops["tree_attention"](q, make(1, 70, 65)[..., :64], v, mask, length(3), 70, 1.0, out)
-    with pytest.raises(RuntimeError, match="tree_attention"):
+    with pytest.raises(ConfigError, match=r"head_dim=72.*64, 80, 96, 128, 256.*kernels='triton'"):
         ops["tree_attention"](
             make(1, 1, 72), *make(2, 1, 70, 72), mask, length(3), 70, 1.0, torch.empty(1, 72)
         )
+    fp8 = k.to(torch.float8_e4m3fn)
+    with pytest.raises(ConfigError, match=r"float8_e4m3fn.*read by kernels='triton'"):
+        ops["tree_attention"](q, fp8, fp8, mask, length(3), 70, 1.0, out)
+    for bad, message in (
+        ({"mask": mask.int()}, r"mask=.*\(1, 1\) of torch.int64"),
+        ({"mask": mask.expand(1, 2).contiguous()}, r"mask=.*\(1, 1\)"),
+        ({"bound": 71}, "kv_bound=71.*1 to 70"),
+        ({"bound": 0}, "kv_bound=0"),
+        ({"out": make(1, 65)}, r"out=.*\(1, 64\)"),
+        ({"q": make(257, 1, 64), "out": make(257, 64)}, "rows of a tree=257.*at most 256"),
+        ({"q": make(1, 3, 64), "k": make(2, 70, 64), "v": make(2, 70, 64)}, r"heads=\(3, 2\)"),
+    ):
+        given = {"q": q, "k": k, "v": v, "mask": mask, "bound": 70, "out": out, **bad}
+        with pytest.raises(ConfigError, match=message):
+            ops["tree_attention"](
+                *(given["q"], given["k"], given["v"], given["mask"]),
+                *(length(3), given["bound"], 1.0, given["out"]),
+            )
+
+
+@pytest.mark.parametrize(
+    ("width", "vocab", "message"),
+    [
+        (1, 2**18 + 1, "vocab_limit=262145.*1 to 262144.*kernels='triton'"),
+        (258, 600, "successors=257.*0 to 256"),
+        (5, 3, "successors=4.*0 to 3"),
+    ],
+)
+def test_what_select_does_not_have_is_named(width: int, vocab: int, message: str, ops: Ops) -> None:
+    one = torch.ones(1)
+    out = torch.zeros(1, width, dtype=torch.int32)
+    with pytest.raises(ConfigError, match=message):
+        ops["select"](
+            torch.zeros(1, vocab), one, one, torch.zeros(4), n_verify=1, mode="greedy", out=out
+        )
+
+
+def test_a_step_without_rows_is_done_at_once(ops: Ops) -> None:
+    none, cache = torch.zeros(0, dtype=torch.int32), make(2, 1, 9, 64)
+    mask, before = torch.zeros(0, 0, dtype=torch.int64), cache.clone()
+    q, out = make(0, 2, 64), make(0, 128)
+    ops["tree_attention"](q, *cache, mask, length(3), 9, 1.0, out)
+    ops["causal_attention"](q, *cache, length(3), 9, 1.0, out)
+    ops["rope_kv_write"](
+        make(0, 256), None, None, 1e-5, make(5, 64), none, length(2), *cache, make(0, 2, 64)
+    )
+    ops["add_rms_norm"](None, make(0, 8), make(8), 1e-5, make(0, 8))
+    ops["silu_mul"](make(0, 16), make(0, 8))
+    ops["select"](
+        *(make(0, 16), make(0), make(0), torch.zeros(4)),
+        n_verify=0,
+        mode="filter",
+        out=torch.zeros(0, 1, dtype=torch.int32),
+    )
+    assert torch.equal(cache, before)
 
 
 def test_probe_says_why() -> None:

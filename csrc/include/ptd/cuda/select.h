@@ -27,9 +27,9 @@ struct SelectParams {
   std::int64_t logits_stride;  // elements
   std::int64_t next_stride;    // elements
   const void* logits;          // [N, vocab] dtype, strided
-  const float* temperature;    // [N]
+  const float* temperature;    // [N], read where rows may be drawn, as uniform
   const float* uniform;        // [N], in [0, 1)
-  const float* sampling;       // [4]: top_k, top_p, min_p, top_p of the successors
+  const float* sampling;       // [4]: top_k, top_p, min_p (kFilter), top_p of the successors
   std::int32_t* next;          // [N, 1 + K], strided
 };
 

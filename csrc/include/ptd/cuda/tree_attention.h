@@ -18,7 +18,7 @@ inline constexpr int kMaxTreeRows = 256;  // of a step with a mask
 
 struct TreeAttentionParams {
   DType dtype;
-  int rows;      // N >= 1, at most kMaxTreeRows with a mask
+  int rows;      // N, at most kMaxTreeRows with a mask
   int q_heads;   // Hq
   int kv_heads;  // Hkv, divides Hq
   int head_dim;  // D: 64, 80, 96, 128 or 256
@@ -32,7 +32,7 @@ struct TreeAttentionParams {
   const void* q;                   // [N, Hq, D] dtype, 16-byte aligned as all dtype pointers
   const void* k_cache;             // [Hkv, capacity, D] dtype, strided
   const void* v_cache;             // [Hkv, capacity, D] dtype, strided
-  const std::uint64_t* mask;       // [N, W], or null: a chain
+  const std::uint64_t* mask;       // [N, W], each row sees itself; or null: a chain
   const std::int32_t* prefix_len;  // [1]
   std::int64_t prefix_offset;      // rows of this step that are already part of the prefix
   float* workspace;                // attention_workspace_bytes(...), contents do not matter
@@ -47,6 +47,7 @@ int attention_tile(DType dtype, int head_dim);
 // there are blocks enough to fill a GPU, and few states for their number of positions.
 std::int64_t attention_splits(DType dtype, int head_dim, int split_tiles, std::int64_t kv_bound);
 
+// 0 for a shape that there is not.
 std::int64_t attention_workspace_bytes(const TreeAttentionParams& params);
 
 // Bytes of shared memory that a block needs, of the kernel over the prefix and of that over the
@@ -56,7 +57,8 @@ struct AttentionShared {
 };
 AttentionShared attention_shared(DType dtype, int head_dim);
 
-// Returns cudaErrorInvalidValue where the shape is none that the kernels have.
+// Returns cudaErrorInvalidValue where the shape is none that the kernels have, or a pointer that is
+// needed is null or not aligned. Without rows there is nothing to do.
 cudaError_t tree_attention(const TreeAttentionParams& params, cudaStream_t stream);
 
 }  // namespace ptd::cuda
