@@ -150,6 +150,9 @@ class HostTimes:
         name = drafter.partition(":")[0].partition(" ")[0]
         points = self.by_drafter.get(name) or self.by_rows
         known, times = zip(*points, strict=True)
+        if rows > known[-1] and len(known) > 1:  # as steep as before
+            slope = (times[-1] - times[-2]) / (known[-1] - known[-2])
+            return float(times[-1] + slope * (rows - known[-1]))
         return float(np.interp(rows, known, times))
 
 
@@ -173,8 +176,5 @@ def load_host_times(name: str = HOST_TIMES, caches: str = "warm") -> HostTimes:
     by_drafter: dict[str, list[tuple[float, float]]] = {}
     for entry in results["by_drafter"]:
         by_drafter.setdefault(entry["drafter"].partition(":")[0], []).append(point(entry))
-    return HostTimes(
-        {name: sorted(points) for name, points in by_drafter.items()},
-        sorted(map(point, results["by_nodes"])),
-        caches,
-    )
+    by_rows = sorted([*map(point, results["by_nodes"]), *by_drafter.pop("ptd", [])])
+    return HostTimes({name: sorted(p) for name, p in by_drafter.items()}, by_rows, caches)

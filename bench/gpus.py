@@ -25,6 +25,7 @@ class Device:
         bandwidth_share: of it that streaming kernels reach.
         tflops: 10^12 dense operations/s in bf16 with fp32 sums.
         flops_share: of it that kernels reach.
+        overlap: how much of a kernel's arithmetic hides behind its reads: 1 all, 0 nothing.
         l2_gb_s: at which partial results and gathered rows move.
         link_gb_s: to each other device, one way.
         link_latency_us: of one sum over devices.
@@ -45,6 +46,7 @@ class Device:
     l2_gb_s: float = 5000.0
     bandwidth_share: float = 0.9
     flops_share: float = 0.6
+    overlap: float = 1.0
     link_latency_us: float = 10.0
     launch_us: float = 1.3
     eager_launch_us: float = 6.0
@@ -79,6 +81,7 @@ GPUS: Mapping[str, Device] = {
 ASSUMED: Mapping[str, str] = {
     "bandwidth_share": "a copy on an H200 reaches 4.3 of 4.8 TB/s",
     "flops_share": "a guess; it counts from about 128 rows on, and with long prefixes",
+    "overlap": "pipelined kernels; on the CPU of docs/simulate.md nearer to nothing",
     "l2_gb_s": "the round figure of docs/kernels.md",
     "launch_us": "Hazy Research's megakernel article: 1.3 us a kernel inside a graph",
     "eager_launch_us": "a guess for an operation of torch or Triton called from Python",

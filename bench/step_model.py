@@ -1,5 +1,5 @@
 """The time of a step, computed: bytes over bandwidth or operations over arithmetic, whichever is
-longer, for every kernel, plus launches, sums over ranks and the host.
+longer (see `Device.overlap`), for every kernel, plus launches, sums over ranks and the host.
 
 It is the traffic of docs/kernels.md as a function. A prediction, not a measurement.
 """
@@ -118,6 +118,12 @@ class StepModel:
     def _flops_s(self) -> float:
         return self.device.tflops * self.device.flops_share * 1e12
 
+    def _longer(self, moved: float, operations: float) -> float:
+        """Seconds of a kernel: its reads or its arithmetic, and what of the other is not hidden."""
+        reads, arithmetic = moved / self._bytes_s, operations / self._flops_s
+        hidden = self.device.overlap * min(reads, arithmetic)
+        return reads + arithmetic - hidden
+
     def _weights(self, rows: int) -> float:
         """Matrix by matrix: a small one may be bound by bytes where another is not."""
         config = self.config
@@ -130,7 +136,7 @@ class StepModel:
         for out, inputs, count in shapes:
             moved = out * inputs * each + rows * (out + inputs) * self.hidden_bytes
             operations = 2 * padded * out * inputs
-            seconds += count * max(moved / self._bytes_s, operations / self._flops_s)
+            seconds += count * self._longer(moved, operations)
         return seconds
 
     def _attention(self, rows: int, prefix: int) -> float:
@@ -138,7 +144,7 @@ class StepModel:
         group = config.num_heads // config.num_kv_heads
         packed = _up(rows * group, self.device.tile_rows) * config.num_kv_heads
         operations = 4 * packed * prefix * config.head_dim * config.num_layers
-        return max(self.kv_bytes(prefix) / self._bytes_s, operations / self._flops_s)
+        return self._longer(self.kv_bytes(prefix), operations)
 
     def _partial(self, rows: int, prefix: int) -> float:
         """Written and read in L2: the attention's states and gathered tiles, the logits."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import hybrid_tables, renderers
+from bench import hybrid_tables, renderers, simulate_tables
 from bench.renderers import Document
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -92,6 +92,18 @@ BLOCKS = (
         ],
         renderers.render_verified,
     ),
+    *(
+        Block("docs/simulate.md", name, [f"simulate/{file}.json" for file in files], render)
+        for name, files, render in (
+            ("curves", ["h200"], simulate_tables.render_curves),
+            ("speeds", ["h200"], simulate_tables.render_speeds),
+            ("gpus", ["gpus"], simulate_tables.render_gpus),
+            ("ranks", ["ranks2", "ranks4", "ranks8"], simulate_tables.render_ranks),
+            ("buckets", ["h200"], simulate_tables.render_buckets),
+            ("check", ["check_cpu"], simulate_tables.render_check),
+        )
+    ),
+    Block("docs/log.md", "resident", ["simulate/h200.json"], simulate_tables.render_resident),
 )
 
 

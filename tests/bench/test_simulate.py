@@ -50,6 +50,8 @@ def test_one_row_by_hand() -> None:
     assert slow.time(64, 0).weights == pytest.approx(2 * 64 * 7.5047e9 / 1e12, rel=1e-3)
     assert slow.time(65, 0).weights == pytest.approx(2 * slow.time(64, 0).weights)
     assert slow.time(1, 0).weights == slow.time(64, 0).weights
+    one_by_one = model_of(tflops=1.0, flops_share=1.0, overlap=1e-9).time(64, 0).weights
+    assert one_by_one == pytest.approx(slow.time(64, 0).weights + 15.01e9 / 4.32e12, rel=1e-2)
 
 
 def test_more_rows_and_longer_prefixes_cost_more() -> None:
@@ -161,7 +163,7 @@ def test_measured_steps_are_compared(bench: Any, monkeypatch: pytest.MonkeyPatch
     )
     assert status == 0
     results = document["results"]
-    assert results["prediction"] is False and results["tflops_measured"] == {"bfloat16": 1.0}
+    assert results["prediction"] is False and results["tflops_of_a_thread"] == {"bfloat16": 1.0}
     measured = json.loads((ROOT / "bench/results/step_bfloat16.json").read_text("utf-8"))
     own = [s for s in results["steps"] if s["document"] == "step_bfloat16.json"]
     assert [s["measured_ms"] for s in own] == [s["ms"] for s in measured["results"]["steps"]]
@@ -170,6 +172,7 @@ def test_measured_steps_are_compared(bench: Any, monkeypatch: pytest.MonkeyPatch
     assert one["predicted_ms"] > weights / 1e6
     for s in results["steps"]:
         assert s["error"] == pytest.approx(s["predicted_ms"] / s["measured_ms"] - 1)
+        assert s["without_overlap_ms"] > s["predicted_ms"]
     assert results["worst_error"] == max(abs(s["error"]) for s in results["steps"])
 
 
