@@ -66,6 +66,7 @@ def create_app(llm: LLM, config: ServerConfig | None = None) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,  # its page would load scripts from other hosts
         redoc_url=None,
+        redirect_slashes=False,  # a redirect would name a host that the client has named
     )
     report = reporter(metrics)
     _add_errors(app, report)
@@ -116,6 +117,7 @@ def _add_information(app: FastAPI, config: ServerConfig, metrics: Metrics) -> No
         _service(http).check_model(name)
         return JSONBody(model_card(_service(http)))
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health(http: Request) -> Response:
         """Whether requests are served: 200, else 503."""
@@ -136,6 +138,7 @@ def _add_information(app: FastAPI, config: ServerConfig, metrics: Metrics) -> No
 def _add_page(app: FastAPI) -> None:
     folder = Path(str(files("ptd_engine.server") / "static"))
 
+    @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
         return FileResponse(folder / "index.html", headers=_PAGE_HEADERS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
 import ipaddress
 from collections.abc import Callable
@@ -16,6 +18,11 @@ from ptd_engine.server.failures import ApiError, respond
 # What tells nothing about the model and lets nobody use it. The page asks for the key itself.
 _OPEN_PATHS = ("/", "/health")
 _OPEN_PREFIX = "/static/"
+
+_TOO_LARGE = 413
+# A client that still sends when the connection closes may not see why: so much is read and dropped.
+_DISCARD_BYTES = 32 * 2**20
+_DISCARD_S = 5.0
 
 
 class Guard:
@@ -46,6 +53,8 @@ class Guard:
             self._check_length(headers)
         except ApiError as error:
             self._report(scope["path"], error)
+            if error.status == _TOO_LARGE and "expect" not in headers:
+                await _discard(receive)
             await respond(error)(scope, receive, send)
             return
         await self._app(scope, self._limited(receive), send)
@@ -63,7 +72,7 @@ class Guard:
                 code="host_not_allowed",
             )
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and _host_of(origin) != host:
             raise ApiError(
                 403,
                 f"Pages of {origin!r} may not use this server.",
@@ -101,7 +110,7 @@ class Guard:
 
     def _too_large(self) -> ApiError:
         return ApiError(
-            413,
+            _TOO_LARGE,
             f"The body is larger than {self._config.max_body_bytes} bytes.",
             code="request_too_large",
             headers={"Connection": "close"},  # what is still to come is not read
@@ -116,7 +125,29 @@ class Guard:
             message = await receive()
             taken += len(message.get("body", b""))
             if taken > self._config.max_body_bytes:
+                if message.get("more_body", False):
+                    await _discard(receive)
                 raise self._too_large()
             return message
 
         return counting
+
+
+def _host_of(origin: str) -> str | None:
+    """The host of an Origin header; None where it has none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
+
+
+async def _discard(receive: Receive) -> None:
+    """Read a body that was refused to its end, or for as long and as much as is reasonable."""
+    left = _DISCARD_BYTES
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_S):
+            while left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return

@@ -13,10 +13,12 @@ from starlette.requests import ClientDisconnect
 
 from ptd_engine.errors import shown
 from ptd_engine.server.failures import CLIENT_GONE, ApiError
+from ptd_engine.server.protocol import UnknownFieldError
 
 Model = TypeVar("Model", bound=BaseModel)
 
 BODY_TIMEOUT_S = 60.0
+_MOST_NAME = 100  # characters of a name that an error repeats
 
 
 async def read_request(request: Request, kind: type[Model]) -> Model:
@@ -68,13 +70,14 @@ def _no_number(name: str) -> Never:
 
 
 def _refusal(error: ValidationError, kind: type[BaseModel]) -> ApiError:
-    """The first mistake; of a union's the one that its last member found."""
-    mistakes = error.errors(include_url=False, include_context=False)
+    """The first mistake, and of a union what each of its members expected."""
+    mistakes = error.errors(include_url=False)
     first: dict[str, Any] = dict(mistakes[0])
     path = first["loc"]
     field = str(path[0]) if path else None
-    if first["type"] == "extra_forbidden":
-        return _unknown(".".join(map(str, path)), kind if len(path) == 1 else None)
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, UnknownFieldError):
+        return _unknown(".".join([*map(str, path), cause.name]), None if path else kind)
     if first["type"] == "missing":
         return ApiError(400, f"{field} is required.", param=field, code="missing_field")
     same_field = [m["msg"] for m in mistakes if m["loc"][:1] == path[:1]]
@@ -84,6 +87,8 @@ def _refusal(error: ValidationError, kind: type[BaseModel]) -> ApiError:
 
 
 def _unknown(name: str, kind: type[BaseModel] | None) -> ApiError:
+    if len(name) > _MOST_NAME:
+        name = f"{name[:_MOST_NAME]}..."
     message = f"Unrecognized request argument: {name}."
     if name == "logits_processor":
         message += " It is a function, which has no JSON: use LLM.generate in Python."

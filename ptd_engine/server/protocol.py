@@ -7,11 +7,11 @@ refused. null means the same as leaving a field out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from ptd_engine.errors import ConfigError
+from ptd_engine.errors import ConfigError, shown
 from ptd_engine.sampling import SamplingParams
 
 MAX_STOPS = 16
@@ -21,8 +21,31 @@ _MAX_TOKENS = 2**31 - 1
 Count = Annotated[int, Field(ge=1, le=_MAX_TOKENS)]
 
 
+Item = TypeVar("Item")
+# A body may hold a million items: their first mistake is told, and the rest is not looked at.
+List = Annotated[list[Item], Field(fail_fast=True)]
+
+
+class UnknownFieldError(ValueError):
+    """A field of this name is not known."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__("unknown field")  # not the name: it may be no text
+        self.name = name
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, data: object) -> object:
+        """Refuse the first unknown field; pydantic would collect all of them."""
+        if isinstance(data, dict):
+            for name in data:
+                if name not in cls.model_fields:
+                    raise UnknownFieldError(name)
+        return data
 
 
 class StreamOptions(_Strict):
@@ -76,11 +99,29 @@ class GenerationRequest(_Strict):
     logit_bias: dict[str, float] | None = None
     min_new_tokens: int | None = None
     seed: int | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: List[int] | None = None
     ignore_eos: bool | None = None
     stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
     include_stop_str: bool | None = None
     verification: str | None = None
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _biases(cls, value: object) -> object:
+        """Refuse the first bad bias; see `List`."""
+        if isinstance(value, dict):
+            for token, bias in value.items():
+                if isinstance(bias, bool) or not isinstance(bias, int | float):
+                    raise ValueError(f"the bias of {shown(token)} is {shown(bias)}: no number")
+        return value
+
+    @field_validator("stop")
+    @classmethod
+    def _whole_text(cls, value: str | list[str] | None) -> str | list[str] | None:
+        for text in [value] if isinstance(value, str) else value or ():
+            if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+                raise ValueError("a lone surrogate is no text, so no answer would hold it")
+        return value
 
     @field_validator("n")
     @classmethod
@@ -146,8 +187,8 @@ class ChatRequest(GenerationRequest):
         tools: go to the chat template. What the model answers is handed on as text.
     """
 
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
+    messages: List[dict[str, Any]]
+    tools: List[dict[str, Any]] | None = None
     tool_choice: Literal["auto", "none"] | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -184,8 +225,15 @@ class CompletionRequest(GenerationRequest):
         logprobs: report each token's log-probability and those of this many likeliest ones.
     """
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | List[int] | List[str] | List[List[int]]
     logprobs: Annotated[int, Field(ge=0)] | None = None
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _single(cls, value: object) -> object:
+        if isinstance(value, list) and len(value) > 1 and isinstance(value[0], str | list):
+            raise ValueError("one prompt is allowed: send a request for each of several")
+        return value
 
     def logprobs_wanted(self) -> int | None:
         """See `SamplingParams.logprobs`."""
@@ -199,15 +247,13 @@ class CompletionRequest(GenerationRequest):
         """The prompt.
 
         Raises:
-            ConfigError: several prompts, or none.
+            ConfigError: there is none.
         """
         prompt = self.prompt
         if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
             return prompt
         if len(prompt) != 1:
-            raise ConfigError.for_field(
-                "prompt", prompt, "one prompt", "Send a request for each of several."
-            )
+            raise ConfigError.for_field("prompt", prompt, "one prompt")
         return prompt[0]  # type: ignore[return-value]
 
 

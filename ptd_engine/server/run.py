@@ -13,14 +13,13 @@ from fastapi import FastAPI
 
 from ptd_engine.errors import ConfigError, DistributedError
 from ptd_engine.llm import LLM
-from ptd_engine.server import logs
+from ptd_engine.server import connections, logs
 from ptd_engine.server.app import create_app
 from ptd_engine.server.config import ServerConfig
 from ptd_engine.server.service import Service
 
 _log = logging.getLogger(__name__)
 
-_MOST_CONNECTIONS = 1024  # more are answered 503 by uvicorn
 _GRACE_S = 5.0  # after the running request: to hand over its last parts
 
 
@@ -32,6 +31,7 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, model_name: str) -> None:
         super().__init__(config)
         self._model_name = model_name
+        self._idle = connections.IdleConnections()
 
     @property
     def _service(self) -> Service:
@@ -39,15 +39,29 @@ class Server(uvicorn.Server):
         return found
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """See uvicorn.Server."""
-        await super().startup(sockets)
+        """See uvicorn.Server.
+
+        Raises:
+            ConfigError: another process has begun to listen at the address since `bind`.
+        """
+        try:
+            await super().startup(sockets)
+        except OSError as error:
+            await self.lifespan.shutdown()
+            if not sockets:
+                raise
+            raise _no_listening(*sockets[0].getsockname()[:2], error) from error
         if self.started and sockets:
             host, port = sockets[0].getsockname()[:2]
             url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
             logs.event(_log, "serving", model=self._model_name, url=url)
 
     async def on_tick(self, counter: int) -> bool:
-        """See uvicorn.Server: also ends where the engine cannot serve any more."""
+        """See uvicorn.Server, which calls it ten times a second: also closes connections that ask
+        for nothing, and ends where the engine cannot serve any more.
+        """
+        if counter % 10 == 0:
+            self._idle.check(self.server_state.connections)
         if self._service.worker.failed is not None:
             self.should_exit = True
         return await super().on_tick(counter)
@@ -78,11 +92,15 @@ def bind(host: str, port: int) -> socket.socket:
         made.bind((host, port))
     except OSError as error:
         made.close()
-        raise ConfigError(
-            f"Cannot listen at {host} port {port}: {error.strerror or error}. Choose another "
-            "--port (0 takes a free one) or --host."
-        ) from error
+        raise _no_listening(host, port, error) from error
     return made
+
+
+def _no_listening(host: str, port: int, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"Cannot listen at {host} port {port}: {error.strerror or error}. Choose another --port (0 "
+        "takes a free one) or --host."
+    )
 
 
 def make_server(app: FastAPI, config: ServerConfig) -> Server:
@@ -95,7 +113,7 @@ def make_server(app: FastAPI, config: ServerConfig) -> Server:
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=_MOST_CONNECTIONS,
+        limit_concurrency=connections.MOST,
         timeout_graceful_shutdown=round(config.shutdown_timeout_s + _GRACE_S),
     )
     return Server(settings, config.model_name)
@@ -115,6 +133,7 @@ def serve(llm: LLM, config: ServerConfig, listener: socket.socket) -> None:
             "The server is reachable from other machines and asks nobody for a key: set one "
             "(--api-key, PTD_ENGINE_API_KEY), or listen at 127.0.0.1."
         )
+    connections.allow_files()
     app = create_app(llm, config)
     make_server(app, config).run(sockets=[listener])
     logs.event(_log, "ended")

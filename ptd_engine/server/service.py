@@ -13,7 +13,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from ptd_engine.config import ResolvedParams
-from ptd_engine.errors import PromptError, PTDError
+from ptd_engine.errors import PromptError, PTDError, shown
 from ptd_engine.llm import LLM
 from ptd_engine.outputs import ChunkStream, GenerationOutput
 from ptd_engine.server import logs
@@ -30,6 +30,8 @@ from ptd_engine.server.worker import EngineWorker
 _log = logging.getLogger(__name__)
 
 _ID_PREFIX = {"chat": "chatcmpl", "completions": "cmpl"}
+_CHARACTERS_A_TOKEN = 16  # more than a text has on average, unless it is made for that
+_CUT_TOKENS = 64  # so many may a text have less than its beginning, by where that is cut
 _PROMPT_FIELD = {"chat": "messages", "completions": "prompt"}
 
 
@@ -80,7 +82,7 @@ class Service:
         if name not in (None, self.config.model_name):
             raise ApiError(
                 404,
-                f"The model {name!r} is not served here; {self.config.model_name!r} is.",
+                f"The model {shown(name)} is not served here; {self.config.model_name!r} is.",
                 param="model",
                 code="model_not_found",
             )
@@ -137,7 +139,7 @@ class Service:
 
         def prepare() -> tuple[list[int], ResolvedParams, ChunkStream]:
             params = self.llm.resolve(request.sampling(self.config.default_max_tokens))
-            ids = self._encode(request)
+            ids = self._encode(endpoint, request)
             self._check_lengths(endpoint, len(ids), request.budget(None))
             return ids, params, self.llm.stream(ids, params, trees=trees)
 
@@ -160,13 +162,7 @@ class Service:
     def _check_lengths(self, endpoint: Endpoint, prompt_len: int, budget: int | None) -> None:
         limit = self.llm.engine.max_seq_len
         if prompt_len >= limit:
-            raise ApiError(
-                400,
-                f"The prompt has {prompt_len} tokens; the limit is {limit - 1} (the context holds "
-                f"{limit}, one is needed for the output). Shorten it.",
-                param=_PROMPT_FIELD[endpoint],
-                code="context_length_exceeded",
-            )
+            raise self._too_long(endpoint, str(prompt_len))
         if budget is not None and budget > limit:
             raise ApiError(
                 400,
@@ -176,14 +172,41 @@ class Service:
                 code="context_length_exceeded",
             )
 
-    def _encode(self, request: ChatRequest | CompletionRequest) -> list[int]:
+    def _too_long(self, endpoint: Endpoint, tokens: str) -> ApiError:
+        limit = self.llm.engine.max_seq_len
+        return ApiError(
+            400,
+            f"The prompt has {tokens} tokens; the limit is {limit - 1} (the context holds {limit}, "
+            "one is needed for the output). Shorten it.",
+            param=_PROMPT_FIELD[endpoint],
+            code="context_length_exceeded",
+        )
+
+    def _encode(self, endpoint: Endpoint, request: ChatRequest | CompletionRequest) -> list[int]:
         if isinstance(request, CompletionRequest):
-            return self.llm.encode(request.one_prompt())
-        return self.llm.encode_chat(
+            prompt = request.one_prompt()
+            if isinstance(prompt, str):
+                self._check_beginning(endpoint, prompt)
+            return self.llm.encode(prompt)
+        text = self.llm.tokenizer.render_chat(
             request.conversation(),
             tools=request.offered_tools(),
             template_kwargs=request.chat_template_kwargs,
         )
+        self._check_beginning(endpoint, text)
+        return self.llm.tokenizer.encode(text, add_special_tokens=False)
+
+    def _check_beginning(self, endpoint: Endpoint, text: str) -> None:
+        """Refuse a text that is far too long by its beginning: the tokens of megabytes take seconds
+        and hundreds of megabytes, for which all others would wait.
+        """
+        limit = self.llm.engine.max_seq_len
+        beginning = text[: _CHARACTERS_A_TOKEN * limit]
+        if len(beginning) == len(text):
+            return
+        tokens = len(self.llm.tokenizer.encode(beginning))
+        if tokens > limit + _CUT_TOKENS:
+            raise self._too_long(endpoint, f"more than {tokens - _CUT_TOKENS}")
 
     def _reporter(
         self, endpoint: Endpoint, request: ChatRequest | CompletionRequest, job: Job
