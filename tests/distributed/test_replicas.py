@@ -14,6 +14,7 @@ from server.conftest import COMPLETIONS, PIECES, PROMPT, WAIT_S, Toy, make_toy
 
 from ptd_engine.distributed.serve import Scaling
 from ptd_engine.distributed.serve.conversation import conversation_of
+from ptd_engine.distributed.serve.deploy import _check_room
 from ptd_engine.distributed.serve.exposition import joined
 from ptd_engine.distributed.serve.ingress import Ingress
 from ptd_engine.distributed.serve.outgoing import Outgoing
@@ -303,12 +304,25 @@ def test_scaling_names_what_is_wrong() -> None:
     assert Scaling(replicas=2).options()["num_replicas"] == 2
     bounds = Scaling(replicas=2, max_replicas=5).options()["autoscaling_config"]
     assert (bounds["min_replicas"], bounds["initial_replicas"], bounds["max_replicas"]) == (2, 2, 5)
+    assert (bounds["upscale_delay_s"], bounds["downscale_delay_s"]) == (30.0, 600.0)
+    assert bounds["look_back_period_s"] == 30.0
     for wrong in (
         {"replicas": 0},
         {"min_replicas": 1},
         {"replicas": 3, "max_replicas": 2},
         {"min_replicas": 3, "replicas": 2, "max_replicas": 4},
         {"target_ongoing_requests": 0.0},
+        {"upscale_delay_s": -1.0},
+        {"downscale_delay_s": float("nan")},
     ):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             Scaling(**wrong)  # type: ignore[arg-type]
+
+
+def test_replicas_that_do_not_fit_are_refused() -> None:
+    there = {"CPU": 4.0, "memory": 1e9}
+    _check_room(Scaling(replicas=2, cpus=2.0), there)
+    with pytest.raises(ConfigError, match=r"cpus=4.*at most 2 for 2 replicas.*found 4"):
+        _check_room(Scaling(replicas=2, cpus=4.0), there)
+    with pytest.raises(ConfigError, match=r"gpus=1.*at most 0 for 1 replicas.*found 0"):
+        _check_room(Scaling(gpus=1.0), there)

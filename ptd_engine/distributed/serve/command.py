@@ -27,6 +27,12 @@ def serve(
     target_ongoing_requests: Annotated[
         float, typer.Option(metavar="N", help="Requests a replica that autoscaling aims at.")
     ] = 2.0,
+    upscale_delay: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Of too much work, before a replica is added.")
+    ] = 30.0,
+    downscale_delay: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Of too little, before one is removed.")
+    ] = 600.0,
     max_ongoing_requests: Annotated[
         int, typer.Option(metavar="N", help="Requests a replica takes before others get them.")
     ] = 8,
@@ -77,6 +83,8 @@ def serve(
         min_replicas=min_replicas,
         max_replicas=max_replicas,
         target_ongoing_requests=target_ongoing_requests,
+        upscale_delay_s=upscale_delay,
+        downscale_delay_s=downscale_delay,
         max_ongoing_requests=max_ongoing_requests,
         cpus=cpus,
         gpus=gpus,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
 from ptd_engine.distributed.serve.scaling import Scaling
-from ptd_engine.errors import UnavailableError
+from ptd_engine.errors import ConfigError, UnavailableError
 from ptd_engine.llm import LLM
 from ptd_engine.server import ServerConfig, bind
 
@@ -83,7 +84,7 @@ def deploy(
         The address. `ray.serve.shutdown()` ends what was begun.
 
     Raises:
-        ConfigError: the address is taken.
+        ConfigError: the address is taken, or this machine has too little for the replicas.
         UnavailableError: Ray Serve is not installed.
     """
     config = ServerConfig() if config is None else config
@@ -95,7 +96,29 @@ def deploy(
         port: int = listener.getsockname()[1]
     if not ray.is_initialized():
         ray.init(address)
+        if address is None and "RAY_ADDRESS" not in os.environ:
+            try:
+                _check_room(scaling or Scaling(), ray.cluster_resources())
+            except ConfigError:
+                ray.shutdown()
+                raise
     serve.start(http_options={"host": config.host, "port": port})
     serve.run(application, name=name, route_prefix="/", blocking=blocking)
     host = f"[{config.host}]" if ":" in config.host else config.host
     return f"http://{host}:{port}"
+
+
+def _check_room(scaling: Scaling, there: Mapping[str, float]) -> None:
+    """Raise ConfigError where the first replicas cannot all start: Ray would wait for ever. Of a
+    cluster nothing is known, since it may grow.
+    """
+    for field, name, each in (("cpus", "CPU", scaling.cpus), ("gpus", "GPU", scaling.gpus)):
+        has, wanted = there.get(name, 0.0), each * scaling.replicas
+        if wanted > has:
+            raise ConfigError.for_field(
+                field,
+                each,
+                f"at most {has / scaling.replicas:g} for {scaling.replicas} replicas on this "
+                f"machine, where Ray found {has:g}",
+                "Ask for less, for fewer replicas, or name a cluster (address, RAY_ADDRESS).",
+            )

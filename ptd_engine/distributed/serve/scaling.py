@@ -9,6 +9,7 @@ from ptd_engine.checks import check_float, check_int
 from ptd_engine.errors import ConfigError
 
 _MOST = 10_000
+_LOOK_BACK_S = 30.0  # Ray Serve's
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class Scaling:
         min_replicas, max_replicas: Ray Serve adds and removes replicas within these bounds. Both
             None: it does not.
         target_ongoing_requests: requests a replica, running and waiting, that Ray Serve aims at.
+        upscale_delay_s, downscale_delay_s: how long there must be too much, or too little, to do
+            before Ray Serve adds or removes a replica.
         max_ongoing_requests: requests that a replica takes, the running one included. A
             conversation's next request goes to another replica where its own has so many.
         cpus, gpus: what Ray sets aside for a replica; fractions are shares.
@@ -31,6 +34,8 @@ class Scaling:
     min_replicas: int | None = None
     max_replicas: int | None = None
     target_ongoing_requests: float = 2.0
+    upscale_delay_s: float = 30.0
+    downscale_delay_s: float = 600.0
     max_ongoing_requests: int = 8
     cpus: float = 1.0
     gpus: float = 0.0
@@ -41,6 +46,8 @@ class Scaling:
         check_int("replicas", self.replicas, 1, _MOST)
         check_int("max_ongoing_requests", self.max_ongoing_requests, 1, 100_000)
         check_float("target_ongoing_requests", self.target_ongoing_requests, 0.01, 1e6)
+        check_float("upscale_delay_s", self.upscale_delay_s, 0.0, 1e6)
+        check_float("downscale_delay_s", self.downscale_delay_s, 0.0, 1e6)
         check_float("cpus", self.cpus, 0.0, 1e6)
         check_float("gpus", self.gpus, 0.0, 1e6)
         check_float("health_period_s", self.health_period_s, 0.1, 1e6)
@@ -64,6 +71,10 @@ class Scaling:
                 "initial_replicas": self.replicas,
                 "max_replicas": self.max_replicas,
                 "target_ongoing_requests": self.target_ongoing_requests,
+                "upscale_delay_s": self.upscale_delay_s,
+                "downscale_delay_s": self.downscale_delay_s,
+                # What is decided by: a mean over no more than the delay.
+                "look_back_period_s": min(_LOOK_BACK_S, max(1.0, self.upscale_delay_s)),
             }
             number = {"autoscaling_config": bounds}
         return {
