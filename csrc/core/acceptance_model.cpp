@@ -94,10 +94,9 @@ void AcceptanceModel::finish(Node& node) const {
   float total = 1.0f;  // of "none of them"
   for (std::size_t i = 0; i < size; ++i) {
     float score = base;
-    for (std::size_t s = 0; s < kDraftSources; ++s) {
-      if (node.present_[i] >> s & 1u) {
-        score += weights[s] * bucket(s, node.buckets_[i][s]).log_odds - absent[s];
-      }
+    for (std::uint32_t present = node.present_[i]; present != 0; present &= present - 1) {
+      const auto s = static_cast<std::size_t>(__builtin_ctz(present));
+      score += weights[s] * bucket(s, node.buckets_[i][s]).log_odds - absent[s];
     }
     node.raw_[i] = std::exp(std::min(score, 20.0f));
     total += node.raw_[i];

@@ -86,7 +86,9 @@ void DraftSources::append(TokenId token) {
 void DraftSources::remember(const ContextKey& key, Span<const TokenId> outputs, bool of_text) {
   if (outputs[0] < 0 || outputs.size() < 2) return;
   const Span<const TokenId> best(outputs.data() + 1, outputs.size() - 1);
-  for (int order = std::min(kModelOrders, key.length()); order > 0; --order) {
+  const int longest = std::min(kModelOrders, key.length());
+  for (int order = longest; order > 0; --order) successors_.prefetch(key.of(order));
+  for (int order = longest; order > 0; --order) {
     successors_.put(key.of(order), best, of_text);
   }
 }
@@ -114,6 +116,13 @@ void DraftSources::gather(Place& place, int depth, Span<const TokenId> runners_u
   model.begin(node, depth);
   const int length = place.key.length();
   const int longest = std::min(place.match, length);
+  // The tables lie outside the nearer caches: all that may be read is fetched at once.
+  for (int order = std::min(kModelOrders, length); order > 0; --order) {
+    successors_.prefetch(place.key.of(order));
+  }
+  for (const int order : kTextOrders) {
+    if (order <= longest) text_.prefetch(place.key.of(order));
+  }
   int match = 0;
   bool done_long = false;
   for (const int order : kTextOrders) {

@@ -101,6 +101,13 @@ void HybridDrafter::expand(int row, int depth, float probability) {
   }
 }
 
+bool HybridDrafter::filled_above(float bound, int room) const {
+  if (static_cast<int>(frontier_.size()) < room) return false;
+  int above = 0;
+  for (const Frontier& waiting : frontier_) above += waiting.probability >= bound ? 1 : 0;
+  return above >= room;
+}
+
 void HybridDrafter::plan_tree(int budget, int max_depth) {
   planned_.clear();
   frontier_.clear();
@@ -120,7 +127,11 @@ void HybridDrafter::plan_tree(int budget, int max_depth) {
     const int row = static_cast<int>(planned_.size());
     if (row == budget) break;
     const bool ends = std::find(eos.begin(), eos.end(), best.token) != eos.end();
-    if (!ends && depths_.back() < max_depth) expand(row, depths_.back(), best.probability);
+    if (ends || depths_.back() >= max_depth) continue;
+    // Asking the sources is most of the work: not where what waits already fills the tree.
+    if (!filled_above(kDepthDiscount * best.probability, budget - row)) {
+      expand(row, depths_.back(), best.probability);
+    }
   }
   least_ = static_cast<int>(planned_.size()) == budget ? planned_.back().probability : 0.0f;
 }

@@ -81,6 +81,8 @@ class HybridDrafter final : public Drafter {
   };
 
   void expand(int row, int depth, float probability);
+  // Whether the frontier alone has as many paths, all at least as probable as `bound`.
+  bool filled_above(float bound, int room) const;
   void plan_tree(int budget, int max_depth);
   int choose_size(int prefix_len);
   void learn(const StepOutcome& outcome);
