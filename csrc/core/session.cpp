@@ -47,6 +47,28 @@ void check_limits(const SessionLimits& limits) {
   for (const int bucket : limits.node_buckets) check("node_buckets", bucket, 1, kMaxTreeNodes);
 }
 
+// Ids that come from outside: one that no drafter could propose would fail a later step, in a
+// drafter that keeps what it learnt even a later request.
+void check_tokens(const char* field, Span<const TokenId> tokens, TokenId low, int vocab_size) {
+  const TokenId end = vocab_size > 0 ? vocab_size : std::numeric_limits<TokenId>::max();
+  for (const TokenId token : tokens) {
+    if (token < low || token >= end) {
+      throw InvalidArgument::for_field(field, token,
+                                       "a token id from " + std::to_string(low) + " to " +
+                                           std::to_string(end - 1) + " (vocab_size - 1)");
+    }
+  }
+}
+
+// Of rows [n, stride]. What stands behind a row without a next token means nothing.
+void check_rows(Span<const TokenId> outputs, std::size_t stride, int vocab_size) {
+  for (std::size_t row = 0; row < outputs.size(); row += stride) {
+    const bool predicted = outputs[row] != kNoToken;
+    check_tokens("token of the output", {outputs.data() + row, predicted ? stride : 1}, kNoToken,
+                 vocab_size);
+  }
+}
+
 }  // namespace
 
 // The right to call a drafter, for the length of one call of the session.
@@ -87,6 +109,7 @@ Session::Session(std::vector<TokenId> prompt, std::shared_ptr<Drafter> drafter,
         "prompt length", prompt_len_,
         "at most " + std::to_string(limits_.max_seq_len - 1) + " tokens (max_seq_len - 1)");
   }
+  check_tokens("token of the prompt", tokens_, 0, limits_.vocab_size);
   if (params_.max_new_tokens < 0) {
     throw InvalidArgument::for_field("max_new_tokens", params_.max_new_tokens, "an integer >= 0");
   }
@@ -143,6 +166,7 @@ void Session::observe_prompt(int first, Span<const TokenId> outputs) {
         "len(outputs)", static_cast<long long>(outputs.size()),
         "1 + top_k = " + std::to_string(stride) + " a row, of rows before the prompt's last token");
   }
+  check_rows(outputs, stride, limits_.vocab_size);
   const DrafterLease lease(*drafter_, serial_, /*begins=*/false);
   drafter_->observe_prompt(first, outputs, static_cast<int>(stride));
 }
@@ -186,6 +210,8 @@ void Session::check_output(Span<const TokenId> output) const {
     throw InvalidArgument::for_field("len(output)", static_cast<long long>(output.size()),
                                      "at least " + std::to_string(needed));
   }
+  check_rows({output.data(), needed}, static_cast<std::size_t>(1 + limits_.top_k),
+             limits_.vocab_size);
 }
 
 StepResult Session::commit(Span<const TokenId> output) {
@@ -275,6 +301,7 @@ int Session::emit_lazily(RowTokens& rows) {
   while (true) {
     const TokenId token = rows.next(row);
     if (token < 0) throw_not_finite();
+    check_tokens("token of a row", {&token, 1}, 0, limits_.vocab_size);
     const bool open = emit(token);
     row = path_.size() == max_accepted_ ? kNoNode : child_of(row, token);
     if (row != kNoNode) path_.push_back(row);

@@ -358,6 +358,21 @@ void missing_prediction_fails_the_request_only() {
   CHECK(decode({1, 2}, drafter, params, 100).tokens.size() == 4);
 }
 
+// Tokens that no model has are refused where they come in: a drafter that learnt them, and keeps
+// what it learnt, would propose them in a later request.
+void tokens_outside_the_vocabulary_are_refused() {
+  const ptd::SessionLimits limits = {100, 64, 1, ptd::kMaxTreeNodes, 37, {}};
+  CHECK_THROWS(Session({1, 37}, plain(), {}, limits), ptd::InvalidArgument);
+  CHECK_THROWS(Session({-1}, plain(), {}, limits), ptd::InvalidArgument);
+  Session session({1, 2}, plain(), {}, limits);
+  CHECK_THROWS(session.observe_prompt(0, std::vector<TokenId>{3, 37}), ptd::InvalidArgument);
+  std::vector<std::uint64_t> block(session.plan_bytes() / sizeof(std::uint64_t));
+  session.plan(reinterpret_cast<unsigned char*>(block.data()), session.plan_bytes());
+  CHECK_THROWS(session.commit(std::vector<TokenId>{37, 1}), ptd::InvalidArgument);
+  CHECK_THROWS(session.commit(std::vector<TokenId>{1, -2}), ptd::InvalidArgument);
+  CHECK(session.commit(std::vector<TokenId>{36, -1}).tokens.size() == 1);  // nothing happened
+}
+
 }  // namespace
 
 int main() {
@@ -371,4 +386,5 @@ int main() {
   a_lazy_walk_asks_once_a_token_and_ends_as_the_other_does();
   a_step_that_throws_fails_the_session_only();
   missing_prediction_fails_the_request_only();
+  tokens_outside_the_vocabulary_are_refused();
 }

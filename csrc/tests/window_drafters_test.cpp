@@ -144,6 +144,8 @@ void settings_out_of_range_are_refused() {
   ptd::SelfDraftOptions self_draft;
   self_draft.corpus[1] = {1, 2, 3};
   CHECK_THROWS(ptd::SelfDraftDrafter{self_draft}, ptd::InvalidArgument);
+  self_draft.corpus[1] = {1, 2, -1, 4};  // would fail every request that comes to it
+  CHECK_THROWS(ptd::SelfDraftDrafter{self_draft}, ptd::InvalidArgument);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "ptd/self_draft_drafter.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace ptd {
@@ -30,6 +31,9 @@ SelfDraftDrafter::SelfDraftDrafter(SelfDraftOptions options)
       throw InvalidArgument::for_field(
           "corpus key", key,
           "a token id >= 0 with n-grams of " + std::to_string(options_.ngram) + " tokens");
+    }
+    for (const TokenId token : ngrams) {
+      checked("corpus token", token, 0, std::numeric_limits<TokenId>::max());
     }
   }
   checked("rows a step", needs().max_nodes, 1, kMaxTreeNodes - 1);

@@ -72,7 +72,8 @@ struct StepResult {
 class Session {
  public:
   // Throws InvalidArgument for an empty prompt, a prompt that fills the context, limits out of
-  // range or a drafter that asks for more than they allow.
+  // range, a drafter that asks for more than they allow, and here as everywhere for tokens that are
+  // none: below 0 (an output's -1 apart) or not below a vocab_size that was given.
   Session(std::vector<TokenId> prompt, std::shared_ptr<Drafter> drafter, SessionParams params,
           SessionLimits limits);
 
