@@ -50,7 +50,8 @@ class Server(uvicorn.Server):
             await self.lifespan.shutdown()
             if not sockets:
                 raise
-            raise _no_listening(*sockets[0].getsockname()[:2], error) from error
+            host, port = sockets[0].getsockname()[:2]
+            raise _no_listening(host, port, error) from error
         if self.started and sockets:
             host, port = sockets[0].getsockname()[:2]
             url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
