@@ -259,8 +259,9 @@ class Planner:
             f"max_seq_len={max_seq_len} does not fit in memory: weights {_gib(plan.weight_bytes)}, "
             f"key/value cache {_gib(plan.kv_cache_bytes)}, buffers and workspace "
             f"{_gib(plan.step_buffer_bytes + plan.workspace_bytes)}, graphs about "
-            f"{_gib(plan.graph_pool_bytes)}, together {_gib(plan.total_bytes)}, and "
-            f"{_gib(available)} are available on {where}. {advice}"
+            f"{_gib(plan.graph_pool_bytes)}, together {_gib(plan.total_bytes)} "
+            f"({plan.total_bytes} bytes), and {_gib(available)} ({available} bytes) are available "
+            f"on {where}. {advice}"
         )
 
     def _select(self, kernels: str, device: torch.device) -> Ops:
