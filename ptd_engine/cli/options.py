@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ptd_engine.config import PTDConfig
 from ptd_engine.drafter_configs import HybridConfig
 from ptd_engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ptd_engine.runner import GraphsMode
 
 Model = Annotated[
     str,
@@ -33,6 +36,13 @@ Device = Annotated[
 Kernels = Annotated[
     str,
     typer.Option(help="Backend of the operations: auto, or a name that `ptd-engine doctor` lists."),
+]
+Graphs = Annotated[
+    str,
+    typer.Option(
+        help="auto: CUDA graphs where there is a GPU, and steps op by op where capturing fails; "
+        "off: none; require: it is an error not to have them."
+    ),
 ]
 NumThreads = Annotated[
     int | None,
@@ -197,6 +207,13 @@ def check_stats(stats: bool, spec: str | PTDConfig) -> None:
             "nothing with a drafter other than hybrid",
             "Only hybrid counts what its sources propose: use --drafter hybrid, or leave it out.",
         )
+
+
+def graphs_mode(value: str) -> GraphsMode:
+    """--graphs, checked."""
+    from ptd_engine.runner import check_graphs
+
+    return check_graphs(value)
 
 
 def drafter_name(name: str | None, width: int | None, depth: int | None) -> str:

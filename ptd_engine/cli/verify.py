@@ -28,6 +28,9 @@ _REPORTED = (
     "mean_draft_nodes",
     "mean_candidate_nodes",
 )
+_GRAPH_COUNTS = ("graph_steps", "graph_captures", "graph_fallbacks")
+# Backends whose rows do not depend on how many are computed together.
+_ROW_INVARIANT = frozenset({"cpu", "triton"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ def verify(
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     kernels: opt.Kernels = "auto",
+    graphs: opt.Graphs = "auto",
     num_threads: opt.NumThreads = None,
     max_seq_len: opt.MaxSeqLen = None,
 ) -> None:
@@ -108,11 +112,13 @@ def verify(
         max_seq_len=max_seq_len,
         drafter=spec,
         kernels=kernels,
+        graphs=opt.graphs_mode(graphs),
         num_threads=num_threads,
         generation_config=generation_config,
     )
     as_chat = chat_form(drafted, chat)
-    plain = drafted.with_drafter("none")
+    buckets = _plain_buckets(drafted)
+    plain = drafted.with_drafter("none", node_buckets=buckets)
     params = drafted.resolve(params)
     done: list[_Comparison] = []
     errors: list[dict[str, str]] = []
@@ -138,9 +144,12 @@ def verify(
             "temperature": params.temperature,
             "seed": seed,
             "max_new_tokens": max_new_tokens,
+            "graphs": {name: getattr(stats, name) for name in _GRAPH_COUNTS},
+            "plain_rows": buckets,
             "prompts": len(done),
             "tokens": stats.tokens,
             "mismatches": len(divergences),
+            "mismatch_rate": len(divergences) / len(done) if done else 0.0,
             "divergences": divergences,
             "errors": errors,
             **{name: getattr(stats, name) for name in _REPORTED},
@@ -148,6 +157,19 @@ def verify(
     )
     if divergences or errors:
         raise typer.Exit(1)
+
+
+def _plain_buckets(drafted: LLM) -> list[int] | None:
+    """Row counts for plain decoding; None: what it has anyway.
+
+    Where a row's bits depend on how many are computed together (cuBLAS) and steps are padded to
+    buckets, plain decoding is padded to the largest one, so that padding alone makes no difference.
+    """
+    backends = {choice.op: choice.backend for choice in drafted.model.ops.describe()}
+    buckets = drafted.engine.runner.node_buckets
+    if not buckets or {backends["linear"], backends["tree_attention"]} <= _ROW_INVARIANT:
+        return None
+    return [max(buckets)]
 
 
 def _compare(
@@ -177,10 +199,10 @@ def _first_difference(ours: GenerationOutput, reference: GenerationOutput) -> in
 
 
 def _last_gap(plain: LLM) -> float | None:
-    from ptd_engine.runner import EagerRunner
+    from ptd_engine.runner import ModelRunner
 
     runner = plain.engine.runner
-    return runner.top2_gap() if isinstance(runner, EagerRunner) else None
+    return runner.top2_gap() if isinstance(runner, ModelRunner) else None
 
 
 def _with_progress(items: Sequence[PromptItem]) -> Iterator[PromptItem]:

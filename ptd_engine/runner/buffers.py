@@ -132,7 +132,7 @@ class StepBuffers:
     def mark(self) -> None:
         """Remember what is enqueued by now as what `wait` waits for."""
         if self._done is not None:
-            self._done.record()
+            self._done.record(torch.cuda.current_stream(self.device))
 
     def wait(self) -> None:
         """Wait for the device, up to the last mark."""

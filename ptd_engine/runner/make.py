@@ -17,16 +17,18 @@ GraphsMode = Literal["auto", "off", "require"]
 GRAPHS_MODES: tuple[GraphsMode, ...] = ("auto", "off", "require")
 
 
-def check_graphs(value: object) -> None:
-    """Raise ConfigError for anything but "auto", "off" and "require"."""
-    if value not in GRAPHS_MODES:
-        raise ConfigError.for_field(
-            "graphs",
-            value,
-            "'auto', 'off' or 'require'",
-            "auto captures steps where there is a GPU and goes on without where that fails; off "
-            "runs steps op by op; require makes it an error not to have graphs.",
-        )
+def check_graphs(value: object) -> GraphsMode:
+    """Return `value`; raise ConfigError for anything but "auto", "off" and "require"."""
+    for mode in GRAPHS_MODES:
+        if value == mode:
+            return mode
+    raise ConfigError.for_field(
+        "graphs",
+        value,
+        "'auto', 'off' or 'require'",
+        "auto captures steps where there is a GPU and goes on without where that fails; off runs "
+        "steps op by op; require makes it an error not to have graphs.",
+    )
 
 
 def check_graphs_on(graphs: GraphsMode, device: torch.device, ranks: int = 1) -> None:
