@@ -45,7 +45,20 @@ class CudaGraphs:
                 step()
             except BaseException:
                 with suppress(RuntimeError):  # that it is void; the cause is what matters
-                    graph.capture_end()
+                    self._end(graph)
                 raise
-            graph.capture_end()
+            self._end(graph)
         return graph.replay
+
+    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            # Where the driver says that a capture is void, torch may leave its allocator filling
+            # the pool (pytorch/pytorch#180395), and every later clean-up then fails. Where it does
+            # not, ending it twice is refused, which does no harm.
+            end = getattr(torch._C, "_cuda_endAllocateToPool", None)
+            if end is not None:
+                with suppress(RuntimeError):
+                    end(self._stream.device_index, self._pool)
+            raise

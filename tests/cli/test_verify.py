@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ptd_engine import LLM, SamplingParams
+from ptd_engine.cli.verify import _plain_buckets
 from ptd_engine.runner import EagerRunner
 
 from .conftest import CONTEXT, Run
@@ -51,6 +53,8 @@ def test_identical_outputs(
     found = last_line(result.stdout)
     assert set(found) >= STATS | {"tokens"}
     assert (found["prompts"], found["mismatches"], found["divergences"]) == (3, 0, [])
+    assert (found["mismatch_rate"], found["plain_rows"]) == (0.0, None)
+    assert set(found["graphs"].values()) == {0}  # there are none on a CPU
     assert found["model"] == chat_model
     assert (found["dtype"], found["errors"]) == ("float32", [])
     given = dict(zip(options[::2], options[1::2], strict=True))
@@ -91,6 +95,7 @@ def test_a_mismatch_is_located_and_explained(
     assert result.exit_code == 1
     found = last_line(result.stdout)
     assert found["mismatches"] == 1
+    assert found["mismatch_rate"] == 1 / found["prompts"]
     (divergence,) = found["divergences"]
     # The first step has an empty pool and so makes one token; the second is wrong.
     assert (divergence["id"], divergence["position"]) == ("a.txt:1", 1)
@@ -133,6 +138,36 @@ def test_mistakes(run: Run, chat_model: str, write: Write) -> None:
     empty = run("verify", chat_model, "--prompts", write("a.txt", ""))
     assert empty.exit_code == 2
     assert "holds no prompt" in empty.stderr
+    prompts = write("b.txt", "One\n")
+    unknown = run("verify", chat_model, "--prompts", prompts, "--graphs", "on")
+    assert unknown.exit_code == 2 and "graphs='on'" in unknown.stderr
+    demanded = run(
+        "verify", chat_model, "--prompts", prompts, "--graphs", "require", "--device", "cpu"
+    )
+    assert demanded.exit_code != 0 and "CUDA graphs need a GPU" in demanded.stderr
+
+
+@pytest.mark.parametrize(
+    ("linear", "attention", "buckets", "expected"),
+    [
+        ("torch", "cuda", (1, 8, 40), [40]),  # cuBLAS: the sums depend on the number of rows
+        ("triton", "triton", (1, 8, 40), None),
+        ("cpu", "cpu", (), None),
+        ("torch", "torch", (), None),  # exact shapes: there is no padding to match
+    ],
+)
+def test_plain_decoding_is_padded_where_rows_do_not_stand_alone(
+    linear: str, attention: str, buckets: tuple[int, ...], expected: list[int] | None
+) -> None:
+    choices = [
+        SimpleNamespace(op="linear", backend=linear),
+        SimpleNamespace(op="tree_attention", backend=attention),
+    ]
+    llm: Any = SimpleNamespace(
+        model=SimpleNamespace(ops=SimpleNamespace(describe=lambda: choices)),
+        engine=SimpleNamespace(runner=SimpleNamespace(node_buckets=buckets)),
+    )
+    assert _plain_buckets(llm) == expected
 
 
 def test_penalties_and_the_least_length_are_compared_too(
