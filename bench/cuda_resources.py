@@ -88,9 +88,11 @@ def compile_log(nvcc: str, source: Path) -> str:
     targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in ARCHS.values()]
     include = ("-I", str(CSRC / "include"))
     with tempfile.TemporaryDirectory() as folder:
-        command = [nvcc, "-std=c++17", "-O3", *include, *targets, "-Xptxas", "-v", "-c", source]
+        # Only the part for the GPU: what is compiled for the host says nothing here.
+        flags = ("-std=c++17", "-O3", "-Xptxas", "-v", "-fatbin")
+        command = [nvcc, *flags, *include, *targets, source]
         result = subprocess.run(
-            [*map(str, command), "-o", f"{folder}/out.o"],
+            [*map(str, command), "-o", f"{folder}/out.fatbin"],
             capture_output=True,
             text=True,
             check=False,

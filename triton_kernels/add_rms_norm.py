@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .target import EXACT, narrow
+from .target import EXACT, narrow, require_dense_rows
 from .variants import Variant
 
 
@@ -59,6 +59,7 @@ def add_rms_norm(
     """
     rows, hidden = residual.shape
     added = residual if x is None else x
+    require_dense_rows("add_rms_norm", x=added, residual=residual, weight=weight, out=out)
     add_rms_norm_kernel[(rows,)](
         added,
         residual,

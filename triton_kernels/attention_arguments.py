@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .attention_configs import AttentionConfig, attention_config, padded_head_dim
-from .target import compute_capability
+from .target import LaunchError, compute_capability
 
 FP8 = torch.float8_e4m3fn
 
@@ -73,7 +73,7 @@ class Arguments:
         """Check, and derive.
 
         Raises:
-            ValueError: the field, its value and what is allowed.
+            LaunchError: the field, its value and what is allowed.
         """
         n, q_heads, head_dim = q.shape
         kv_heads = k_cache.shape[0]
@@ -84,6 +84,7 @@ class Arguments:
         _require(q_heads % kv_heads == 0, "q", tuple(q.shape), f"a multiple of {kv_heads} heads")
         for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
             _require(cache.dtype in (q.dtype, FP8), name, cache.dtype, f"{q.dtype} or {FP8}")
+        _require(v_cache.dtype == k_cache.dtype, "v_cache", v_cache.dtype, "k_cache's dtype")
         for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("out", out)):
             _require(x.stride(-1) == 1, name, x.stride(), "1 as the last stride")
         _require(out.shape == (n, q_heads * head_dim), "out", tuple(out.shape), "[N, Hq D]")
@@ -116,7 +117,7 @@ def room_for(workspace: Tensor | None, numel: int, like: Tensor) -> Tensor:
     """The workspace if it has `numel` fp32 elements, a new one for None.
 
     Raises:
-        ValueError: it is too small, or of another dtype.
+        LaunchError: it is too small, or of another dtype.
     """
     if workspace is None:
         return torch.empty(numel, dtype=torch.float32, device=like.device)
@@ -128,4 +129,4 @@ def room_for(workspace: Tensor | None, numel: int, like: Tensor) -> Tensor:
 
 def _require(holds: bool, field: str, value: object, allowed: str) -> None:
     if not holds:
-        raise ValueError(f"Triton attention: {field} is {value}, allowed: {allowed}")
+        raise LaunchError(f"Triton attention: {field} is {value}, allowed: {allowed}")

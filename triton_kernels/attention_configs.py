@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from .target import LaunchError
+
 
 @dataclass(frozen=True)
 class AttentionConfig:
@@ -27,6 +29,7 @@ class AttentionConfig:
         dense_warps: the least warps with exact=False.
         causal_columns: columns of the result that a program of `causal_attention` computes.
         causal_stages: its tiles in flight.
+        causal_warps: its warps, 0: those of any other block.
     """
 
     tile: int
@@ -38,6 +41,7 @@ class AttentionConfig:
     dense_warps: int = 4
     causal_columns: int = 64
     causal_stages: int = 2
+    causal_warps: int = 0
 
     def row_block(self, rows: int) -> int:
         """BLOCK_M for `rows` pairs of a tree row and a head of its group."""
@@ -60,8 +64,9 @@ _TABLE = {
     (90, 2, 64): AttentionConfig(64, (64, 128), 4),
     (90, 2, 128): AttentionConfig(64, (64, 128), 4),
     (90, 2, 256): AttentionConfig(16, (64,), 3, rows_per_warp=8),
-    (100, 2, 64): AttentionConfig(64, (128,), 4, tail_block=128),
-    (100, 2, 128): AttentionConfig(64, (128,), 4, tail_block=128),
+    # With eight warps Triton 3.6 spills in `causal_kernel`.
+    (100, 2, 64): AttentionConfig(64, (128,), 4, tail_block=128, causal_warps=4),
+    (100, 2, 128): AttentionConfig(64, (128,), 4, tail_block=128, causal_warps=4),
     (100, 2, 256): AttentionConfig(16, (64,), 3, rows_per_warp=8),
 }
 _FP32 = {
@@ -85,17 +90,19 @@ def attention_config(arch: int, dtype: torch.dtype, head_dim: int) -> AttentionC
     """The blocks for a compute capability (90: 9.0) and the dtype of the queries.
 
     Raises:
-        ValueError: no kernel of this dtype or head size.
+        LaunchError: no kernel of this dtype or head size.
     """
     most = max_head_dim(dtype)
     if not MIN_HEAD_DIM <= head_dim <= most:
         allowed = f"{MIN_HEAD_DIM} to {most} in {dtype}"
-        raise ValueError(f"Triton attention: head_dim is {head_dim}, allowed: {allowed}")
+        hint = "" if most == 256 else "; bfloat16 and float16 go to 256, so do the CUDA kernels"
+        raise LaunchError(f"Triton attention: head_dim is {head_dim}, allowed: {allowed}{hint}")
     padded = padded_head_dim(head_dim)
     if dtype == torch.float32:
         return _FP32[padded]
     if dtype not in (torch.bfloat16, torch.float16):
-        raise ValueError(f"Triton attention: dtype is {dtype}, allowed: bfloat16, float16, float32")
+        allowed = "bfloat16, float16, float32"
+        raise LaunchError(f"Triton attention: dtype is {dtype}, allowed: {allowed}")
     generation = 100 if arch >= 100 else 90 if arch >= 90 else 80
     return _TABLE[generation, 2, padded]
 

@@ -73,6 +73,8 @@ def _warps(kernel: Any, config: AttentionConfig, block: int) -> int:
     """As the launchers choose them."""
     if kernel is combine_kernel:
         return 4
+    if kernel is causal_kernel and config.causal_warps:
+        return config.causal_warps
     return max(config.warps(block), config.dense_warps if kernel is dense_kernel else 0)
 
 

@@ -113,7 +113,7 @@ def causal_attention(
         config: the blocks, instead of the table's.
 
     Raises:
-        ValueError: shapes, dtypes or strides that no kernel serves.
+        LaunchError: shapes, dtypes or strides that no kernel serves.
     """
     a = Arguments.of(q, k_cache, v_cache, scale, out, split, k_scale, v_scale, config)
     config = a.config
@@ -133,7 +133,7 @@ def causal_attention(
         **a.shape_constants,
         BLOCK_M=block,
         COLUMNS=columns,
-        num_warps=config.warps(block),
+        num_warps=config.causal_warps or config.warps(block),
         num_stages=config.causal_stages,
         **EXACT,
     )

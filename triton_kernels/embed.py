@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .target import require_dense_rows
 from .variants import Variant
 
 _BLOCK = 1024
@@ -36,6 +37,7 @@ def embed_kernel(
 def embed(token_ids: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
     """Launch. token_ids [N] int32 in [0, V); weight [V, H]; out [N, H] of its dtype, written."""
     rows, hidden = out.shape
+    require_dense_rows("embed", token_ids=token_ids, weight=weight, out=out)
     embed_kernel[(rows, triton.cdiv(hidden, _BLOCK))](
         token_ids, weight, out, weight.stride(0), out.stride(0), hidden, BLOCK=_BLOCK
     )

@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .target import LaunchError, require_dense_rows
 from .variants import Variant
 
 
@@ -62,7 +63,8 @@ def kv_commit(
     """
     layers, kv_heads, capacity, head_dim = k_cache.shape
     if k_cache.stride() != v_cache.stride():
-        raise ValueError(f"keys and values lie apart: {k_cache.stride()} and {v_cache.stride()}")
+        raise LaunchError(f"keys and values lie apart: {k_cache.stride()} and {v_cache.stride()}")
+    require_dense_rows("kv_commit", k_cache=k_cache, commit_src=commit_src)
     block = triton.next_power_of_2(head_dim)
     kv_commit_kernel[(layers * kv_heads,)](
         k_cache,

@@ -24,7 +24,7 @@ from .linear_weights import (
     splits_for,
     tile_for,
 )
-from .target import EXACT, narrow
+from .target import EXACT, LaunchError, narrow, require_dense_rows
 from .variants import Variant
 
 # Dtype of the activations, by Triton's and by torch's name, and format of the weights.
@@ -101,6 +101,18 @@ def arrivals_for(device: torch.device) -> torch.Tensor:
     return torch.zeros(MOST_BLOCKS * MOST_SPLIT_TILES, dtype=torch.int32, device=device)
 
 
+def row_blocks_of(rows: int) -> int:
+    """Blocks of rows of a launch whose arrivals are counted.
+
+    Raises:
+        LaunchError: more than there are counters for.
+    """
+    blocks = int(triton.cdiv(rows, ROWS))
+    if blocks > MOST_BLOCKS:
+        raise LaunchError(f"{rows} rows: {MOST_BLOCKS * ROWS} are the most of a fused product")
+    return blocks
+
+
 def scratch(
     x: torch.Tensor, tiles: int, splits: int, columns: int, row_blocks: int
 ) -> torch.Tensor:
@@ -127,13 +139,15 @@ def linear(
         sums: fp32 [blocks of outputs, M], written: the squares of the new `out`.
     """
     rows = x.shape[0]
+    require_dense_rows("linear", x=x, out=out)
     tile = tile_for(weight.weight_format, x.dtype)
     blocks = triton.cdiv(weight.out_features, tile.columns)
     splits = splits_for(blocks, weight.in_features)
     row_blocks = triton.cdiv(rows, ROWS)
     if row_blocks > MOST_BLOCKS:
         if sums is not None:
-            raise ValueError(f"{rows} rows: {MOST_BLOCKS * ROWS} are the most with sums of squares")
+            most = MOST_BLOCKS * ROWS
+            raise LaunchError(f"{rows} rows: {most} are the most with sums of squares")
         most = MOST_BLOCKS * ROWS
         for begin in range(0, rows, most):
             linear(x[begin : begin + most], weight, out[begin : begin + most], arrivals)

@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .linear import MOST_BLOCKS, TYPES, scratch, weight_types
-from .linear_product import halves, inverse_rms, joined, product
+from .linear import TYPES, row_blocks_of, scratch, weight_types
+from .linear_product import halves, normed_product
 from .linear_weights import ROWS, PackedWeight, splits_for, tile_for
 from .silu_mul import silu_times
 from .target import EXACT, narrow
@@ -57,17 +57,12 @@ def gate_up_kernel(
     place = block * half + lane % half
     exists = place < inner
     output = (place + tl.where(lane < half, 0, inner)).to(tl.int64)
-    m = first + tl.arange(0, ROWS)
-    inverse = inverse_rms(sums, m, rows, width, eps, PARTS)
-    acc = product(
-        x, weight, scales, minimums, output, exists, first, split, rows, x_row, width, inverse,
-        norm, FORMAT, True, MASKED, SPLITS, ROWS, COLUMNS, DEPTH,
-    )  # fmt: skip
-    acc, last = joined(
-        acc, scales, output, exists, first, rows, tile, split, partial, arrivals,
-        FORMAT, SPLITS, ROWS, COLUMNS,
+    acc, last = normed_product(
+        x, sums, norm, weight, scales, minimums, output, exists, first, tile, split, rows, x_row,
+        width, eps, partial, arrivals, FORMAT, PARTS, MASKED, SPLITS, ROWS, COLUMNS, DEPTH,
     )  # fmt: skip
     if last:
+        m = first + tl.arange(0, ROWS)
         dtype: tl.constexpr = out.dtype.element_ty
         if BIAS:
             acc += tl.load(bias + output, mask=exists, other=0).to(tl.float32)[None, :]
@@ -97,9 +92,7 @@ def norm_gate_up(
     tile = tile_for(weight.weight_format, x.dtype)
     blocks = triton.cdiv(inner, tile.columns // 2)
     splits = splits_for(blocks, weight.in_features)
-    row_blocks = triton.cdiv(rows, ROWS)
-    if row_blocks > MOST_BLOCKS:
-        raise ValueError(f"{rows} rows: {MOST_BLOCKS * ROWS} are the most")
+    row_blocks = row_blocks_of(rows)
     gate_up_kernel[(row_blocks, blocks * splits)](
         x,
         sums,

@@ -200,6 +200,46 @@ def joined(
 
 
 @triton.jit
+def normed_product(
+    x: tl.tensor,
+    sums: tl.tensor,
+    norm: tl.tensor,
+    weight: tl.tensor,
+    scales: tl.tensor,
+    minimums: tl.tensor,
+    output: tl.tensor,
+    exists: tl.tensor,
+    first: tl.tensor,
+    tile: tl.tensor,
+    split: tl.tensor,
+    rows: tl.tensor,
+    x_row: tl.tensor,
+    width: tl.tensor,
+    eps: tl.tensor,
+    partial: tl.tensor,
+    arrivals: tl.tensor,
+    FORMAT: tl.constexpr,
+    PARTS: tl.constexpr,
+    MASKED: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+) -> tl.tensor:
+    """What `joined` returns, for rmsnorm(x) with the norm's weight and the sums of its squares."""
+    m = first + tl.arange(0, ROWS)
+    inverse = inverse_rms(sums, m, rows, width, eps, PARTS)
+    acc = product(
+        x, weight, scales, minimums, output, exists, first, split, rows, x_row, width, inverse,
+        norm, FORMAT, True, MASKED, SPLITS, ROWS, COLUMNS, DEPTH,
+    )  # fmt: skip
+    return joined(
+        acc, scales, output, exists, first, rows, tile, split, partial, arrivals,
+        FORMAT, SPLITS, ROWS, COLUMNS,
+    )  # fmt: skip
+
+
+@triton.jit
 def halves(acc: tl.tensor) -> tl.tensor:
     """The left and the right half of the columns."""
     rows: tl.constexpr = acc.shape[0]

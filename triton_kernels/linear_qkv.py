@@ -12,11 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
-from .linear import MOST_BLOCKS, TYPES, scratch, weight_types
-from .linear_product import halves, inverse_rms, joined, product
+from .linear import TYPES, row_blocks_of, scratch, weight_types
+from .linear_product import halves, normed_product
 from .linear_weights import ROWS, PackedWeight, head_tile_for, splits_for
 from .rope_kv_write import rotated
-from .target import EXACT, narrow
+from .target import EXACT, LaunchError, narrow
 from .variants import Variant
 
 
@@ -70,17 +70,12 @@ def qkv_kernel(
     lane = tl.arange(0, COLUMNS)
     exists = lane % padded < half
     output = (head * head_dim + lane % padded + tl.where(lane < padded, 0, half)).to(tl.int64)
-    m = first + tl.arange(0, ROWS)
-    inverse = inverse_rms(sums, m, rows, width, eps, PARTS)
-    acc = product(
-        x, weight, scales, minimums, output, exists, first, split, rows, x_row, width, inverse,
-        norm, FORMAT, True, MASKED, SPLITS, ROWS, COLUMNS, DEPTH,
-    )  # fmt: skip
-    acc, last = joined(
-        acc, scales, output, exists, first, rows, tile, split, partial, arrivals,
-        FORMAT, SPLITS, ROWS, COLUMNS,
+    acc, last = normed_product(
+        x, sums, norm, weight, scales, minimums, output, exists, first, tile, split, rows, x_row,
+        width, eps, partial, arrivals, FORMAT, PARTS, MASKED, SPLITS, ROWS, COLUMNS, DEPTH,
     )  # fmt: skip
     if last:
+        m = first + tl.arange(0, ROWS)
         dtype: tl.constexpr = q_out.dtype.element_ty
         if BIAS:
             acc += tl.load(bias + output, mask=exists, other=0).to(tl.float32)[None, :]
@@ -146,13 +141,11 @@ def norm_qkv(
     rows, q_heads, head_dim = q_out.shape
     kv_heads = k_cache.shape[0]
     if k_cache.stride() != v_cache.stride():
-        raise ValueError(f"keys and values lie apart: {k_cache.stride()} and {v_cache.stride()}")
+        raise LaunchError(f"keys and values lie apart: {k_cache.stride()} and {v_cache.stride()}")
     tile = head_tile_for(weight.weight_format, x.dtype, head_dim)
     heads = q_heads + 2 * kv_heads
     splits = splits_for(heads, weight.in_features)
-    row_blocks = triton.cdiv(rows, ROWS)
-    if row_blocks > MOST_BLOCKS:
-        raise ValueError(f"{rows} rows: {MOST_BLOCKS * ROWS} are the most")
+    row_blocks = row_blocks_of(rows)
     qkv_kernel[(row_blocks, heads * splits)](
         x,
         sums,

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .target import EXACT, narrow
+from .target import EXACT, LaunchError, narrow, require_dense_rows
 from .variants import Variant
 
 _HEADS = 4  # a program: enough programs for one row, whole warps for D = 64
@@ -128,7 +128,8 @@ def rope_kv_write(
     rows, q_heads, head_dim = q_out.shape
     kv_heads = k_cache.shape[0]
     if k_cache.stride() != v_cache.stride():
-        raise ValueError(f"keys and values lie apart: {k_cache.stride()} and {v_cache.stride()}")
+        raise LaunchError(f"keys and values lie apart: {k_cache.stride()} and {v_cache.stride()}")
+    require_dense_rows("rope_kv_write", qkv=qkv, cos_sin=cos_sin, k_cache=k_cache, q_out=q_out)
     rope_kv_write_kernel[(rows, triton.cdiv(q_heads + 2 * kv_heads, _HEADS))](
         qkv,
         qkv if q_norm is None else q_norm,

@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .target import EXACT
+from .target import EXACT, require_dense_rows
 from .variants import Variant
 
 CHUNK = 4096
@@ -130,6 +130,7 @@ def argmax_and_successors(logits: torch.Tensor, sampling: torch.Tensor, out: tor
     rows, limit = logits.shape
     if rows == 0:
         return
+    require_dense_rows("select", logits=logits, out=out)
     successors = out.shape[1] - 1
     found = max(successors, 1)
     chunks = triton.cdiv(limit, CHUNK)

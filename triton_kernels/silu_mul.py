@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .target import EXACT, narrow
+from .target import EXACT, narrow, require_dense_rows
 from .variants import Variant
 
 _BLOCK = 1024
@@ -48,6 +48,7 @@ def silu_mul_kernel(
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
     """Launch. gate_up [N, 2 I], gate first; out [N, I], written. Rows may have any stride."""
     rows, inner = out.shape
+    require_dense_rows("silu_mul", gate_up=gate_up, out=out)
     silu_mul_kernel[(rows, triton.cdiv(inner, _BLOCK))](
         gate_up, out, gate_up.stride(0), out.stride(0), inner, BLOCK=_BLOCK, **EXACT
     )

@@ -41,6 +41,24 @@ def narrow(x: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
     return x.to(dtype)
 
 
+class LaunchError(ValueError):
+    """A launcher was given what no kernel serves: the field, its value, what is allowed."""
+
+
+def require_dense_rows(kernel: str, **tensors: torch.Tensor) -> None:
+    """The elements of a row lie side by side: kernels take row strides and no others.
+
+    Raises:
+        LaunchError: those of one do not.
+    """
+    for name, tensor in tensors.items():
+        if tensor.stride(-1) != 1:
+            strides = tensor.stride()
+            raise LaunchError(
+                f"Triton {kernel}: strides of {name} are {strides}, allowed: 1 at last"
+            )
+
+
 def unavailable(device: torch.device) -> str | None:
     """None where kernels run on tensors of `device`, else the reason why not."""
     if INTERPRETED.value:

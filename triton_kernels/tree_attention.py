@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .attention_arguments import Arguments, room_for
 from .attention_configs import AttentionConfig
-from .target import EXACT
+from .target import EXACT, LaunchError
 from .tree_attention_dense import combine_kernel, dense_kernel
 from .tree_attention_prefix import prefix_kernel
 from .tree_attention_tail import tail_kernel
@@ -71,12 +71,14 @@ def tree_attention(
         config: the blocks, instead of the table's.
 
     Raises:
-        ValueError: shapes, dtypes or strides that no kernel serves.
+        LaunchError: shapes, dtypes or strides that no kernel serves.
     """
     a = Arguments.of(q, k_cache, v_cache, scale, out, split, k_scale, v_scale, config)
-    if not (a.n <= MAX_NODES and mask.is_contiguous() and mask.shape == (a.n, -(-a.n // 64))):
-        allowed = f"contiguous [N, ceil(N / 64)], N up to {MAX_NODES}"
-        raise ValueError(f"Triton attention: mask is {tuple(mask.shape)}, allowed: {allowed}")
+    fits = mask.shape == (a.n, -(-a.n // 64)) and mask.is_contiguous() and mask.dtype == torch.int64
+    if not (fits and a.n <= MAX_NODES):
+        held = f"{tuple(mask.shape)} of {mask.dtype}"
+        allowed = f"contiguous [N, ceil(N / 64)] of torch.int64, N up to {MAX_NODES}"
+        raise LaunchError(f"Triton attention: mask is {held}, allowed: {allowed}")
     numel = workspace_numel(a.n, a.q_heads, a.head_dim, kv_bound, split)
     workspace = room_for(workspace, numel, q)
     launch = _exact if exact or a.k.dtype == torch.uint8 else _dense

@@ -6,16 +6,24 @@ Importing it takes a while, and it decides at its import whether kernels are com
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
+from ptd_engine.errors import ConfigError
 from ptd_engine.kernels.request import KernelRequest
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _HEAD_DIMS = (16, 256)
 _MOST_FLOAT32 = 128
+# Ops that launch a kernel on the caller's tensors.
+_LAUNCHES = (
+    *("embed", "linear", "add_rms_norm", "rope_kv_write", "tree_attention"),
+    *("causal_attention", "silu_mul", "select", "kv_commit"),
+)
 
 
 def probe(request: KernelRequest) -> str | None:
@@ -35,7 +43,10 @@ def probe(request: KernelRequest) -> str | None:
         return f"head_dim must be an even number from {least} to {most}, not {request.head_dim}"
     if request.dtype == torch.float32 and request.head_dim > _MOST_FLOAT32:
         # Its attention would not fit the registers.
-        return f"float32 goes with a head_dim of at most {_MOST_FLOAT32}, not {request.head_dim}"
+        return (
+            f"float32 goes with a head_dim of at most {_MOST_FLOAT32}, not {request.head_dim}: "
+            "take dtype='bfloat16', or kernels='cuda', which has it"
+        )
     return None
 
 
@@ -50,4 +61,21 @@ def load(request: KernelRequest) -> Mapping[str, object]:
     """The ops by name."""
     from ptd_engine.kernels.triton_ops import load as load_ops
 
-    return load_ops(request)
+    found = dict(load_ops(request))
+    for name in _LAUNCHES:
+        found[name] = _named_errors(found[name])
+    return found
+
+
+def _named_errors(op: Any) -> Callable[..., None]:
+    """The op; what its launcher refuses is the caller's mistake. The kernels know no PTDError."""
+    from ptd_engine.triton_kernels.target import LaunchError
+
+    @wraps(op)
+    def call(*arguments: object, **options: object) -> None:
+        try:
+            op(*arguments, **options)
+        except LaunchError as error:
+            raise ConfigError(str(error)) from error
+
+    return call

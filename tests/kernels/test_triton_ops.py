@@ -65,9 +65,50 @@ def test_what_it_serves() -> None:
         (request(head_dim=8), "from 16 to 256, not 8"),
         (request(head_dim=65), "even number"),
         (request(head_dim=512), "not 512"),
-        (request(dtype=torch.float32, head_dim=256), "at most 128, not 256"),
+        (
+            request(dtype=FP32, head_dim=256),
+            "at most 128, not 256: take dtype='bfloat16', or kernels",
+        ),
     ):
         assert reason in (triton_backend.probe(refused) or "")
+
+
+def test_a_wide_head_in_float32_names_the_kernels_that_have_it() -> None:
+    with pytest.raises(UnavailableError, match=r"head_dim 256.*not 256.*kernels='cuda', which has"):
+        ops_for(FP32, 256)
+
+
+@pytest.mark.usefixtures("on_kernel_device")
+def test_what_no_kernel_serves_is_a_mistake_with_a_name() -> None:
+    ops, zero = ops_for(FP32), torch.zeros(1, dtype=torch.int32)
+    q, cache, out = make(300, 1, 16), make(1, 300, 16), torch.empty(300, 16)
+    with pytest.raises(ConfigError, match=r"mask is \(300, 5\) of .*N up to 256"):
+        ops.tree_attention(q, cache, cache, tree_mask([-1] * 300), zero, 300, 1.0, out)
+    with pytest.raises(ConfigError, match=r"out is \(300, 16\), allowed: \[N, Hq D\]"):
+        ops.causal_attention(q[:2], cache, cache, zero, 300, 1.0, out)
+    mask, fp8 = tree_mask([-1]).int().to(KERNEL_DEVICE), cache.to(torch.float8_e4m3fn)
+    with pytest.raises(ConfigError, match=r"of torch.int32, allowed: .* of torch.int64"):
+        ops.tree_attention(q[:1], cache, cache, mask, zero, 300, 1.0, out[:1])
+    with pytest.raises(ConfigError, match="v_cache is torch.float8_e4m3fn, allowed: k_cache's"):
+        ops.causal_attention(q[:1], cache, fp8, zero, 300, 1.0, out[:1])
+    apart = make(3, 32)[:, ::2]
+    for name, arguments in (
+        ("embed", (zero, ops.pack_embed(make(3, 16), tied=False), apart[:1])),
+        ("linear", (apart, ops.pack_linear(make(4, 16), None), out[:3, :4])),
+        ("add_rms_norm", (apart, out[:3], make(16), 1e-5, out[:3])),
+        ("silu_mul", (apart, out[:3, :8])),
+    ):
+        with pytest.raises(ConfigError, match=rf"Triton {name}: strides of \w+ are \(32, 2\)"):
+            getattr(ops, name)(*arguments)
+    with pytest.raises(ConfigError, match=r"Triton select: strides of logits are \(32, 2\)"):
+        ops.select(
+            *(apart, out[:, 0], out[:, 0], torch.zeros(4)),
+            n_verify=0,
+            mode="greedy",
+            out=torch.zeros(3, 1, dtype=torch.int32),
+        )
+    with pytest.raises(ConfigError, match="keys and values lie apart"):
+        ops.kv_commit(cache[None], cache[None, :, ::2], zero, zero, zero)
 
 
 def test_without_triton_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,8 +213,10 @@ class Layer:
 
 
 @pytest.mark.usefixtures("on_kernel_device", "short_splits")
-@pytest.mark.parametrize("dtype", [FP32, BF16, FP16], ids=str)
-@pytest.mark.parametrize(("hidden", "head_dim"), [(50, 16), (150, 24)])
+@pytest.mark.parametrize(
+    ("dtype", "hidden", "head_dim"),
+    [(FP32, 150, 24), (BF16, 150, 24), (BF16, 50, 16), (FP16, 50, 16)],
+)
 def test_the_fused_layer_is_its_parts(dtype: torch.dtype, hidden: int, head_dim: int) -> None:
     layer = Layer(ops_for(dtype, head_dim), dtype, hidden, head_dim)
     attended, residual = make(3, 3 * head_dim, seed=10), make(3, hidden, seed=11)
@@ -330,5 +373,5 @@ def test_no_op_waits_for_the_host(load: Callable[..., CausalLM], launches: Count
                 hidden, model.weights.lm_head, logits, logits[:, 0], logits[:, 1], sampling,
                 n_verify=2, mode=mode, out=out,
             )  # fmt: skip
-        ops.kv_commit(runner.cache.k, runner.cache.v, prefix.expand(3), prefix, prefix)
+        ops.kv_commit(runner.cache.k, runner.cache.v, prefix.repeat(3), prefix, prefix)
     assert launches["draw_kernel"] == 2 and launches["kv_commit_kernel"] == 1
