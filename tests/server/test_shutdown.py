@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -16,8 +17,8 @@ from typing import IO, Any
 import pytest
 from cli.conftest import Run
 
-from ptd_engine.server import ServerConfig
-from ptd_engine.server.run import bind
+from ptd_engine.server import ServerConfig, create_app
+from ptd_engine.server.run import bind, make_server
 
 from .conftest import CHAT, COMPLETIONS, PROMPT, WAIT_S, Client, make_toy, serving, until
 from .test_cancellation import read_until
@@ -69,6 +70,19 @@ def test_the_port_is_taken() -> None:
         port = other.getsockname()[1]
         with pytest.raises(ValueError, match=f"Cannot listen at 127.0.0.1 port {port}"):
             bind("127.0.0.1", port)
+
+
+def test_the_port_is_taken_while_the_model_is_read() -> None:
+    """Both have bound it before one of them listens."""
+    config = ServerConfig(port=0)
+    with bind("127.0.0.1", 0) as own:
+        host, port = own.getsockname()
+        with bind(host, port) as other:
+            other.listen()
+            server = make_server(create_app(make_toy(gated=False).llm, config), config)
+            with pytest.raises(ValueError, match=f"Cannot listen at 127.0.0.1 port {port}"):
+                asyncio.run(server.serve([own]))
+            assert not server.config.app.state.service.worker.alive  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
