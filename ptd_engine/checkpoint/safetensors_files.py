@@ -12,11 +12,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ptd_engine.checkpoint.json_file import read_json
+from ptd_engine.checkpoint.memory import is_out_of_memory, out_of_memory
 from ptd_engine.checkpoint.unsupported import other_weights, refuse_adapter, refuse_quantised
 from ptd_engine.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
 
+_MOST_NAME = 200  # characters of a file's name
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -101,7 +103,9 @@ class SafetensorsCheckpoint:
         file_name = self._file_of[name]
         try:
             tensor = read(self._files[file_name])
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, MemoryError) as error:
+            if is_out_of_memory(error):
+                raise out_of_memory(self._path / file_name) from error
             raise CheckpointError(
                 f"cannot read {name} from {self._path / file_name}: {error}"
             ) from error
@@ -131,6 +135,8 @@ class SafetensorsCheckpoint:
             raise CheckpointError(f"{index_path} has no weight_map: the file is damaged.")
         self._indexed = {str(tensor): str(file) for tensor, file in weight_map.items()}
         files = sorted(set(self._indexed.values()))
+        for name in files:
+            _check_plain(name, index_path)
         if has_single and _SINGLE not in files:
             self._choice = (
                 f" {self._path} holds both {_SINGLE} and {_INDEX}: the files that the index names "
@@ -147,7 +153,9 @@ class SafetensorsCheckpoint:
             )
         try:
             opened: Any = safe_open(path, framework="pt", device="cpu")
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, MemoryError) as error:
+            if is_out_of_memory(error):
+                raise out_of_memory(path) from error
             raise CheckpointError(
                 f"{path} is not a whole safetensors file ({error}): incomplete download?"
             ) from error
@@ -169,3 +177,20 @@ class SafetensorsCheckpoint:
                 )
             present = [*promised, *forgotten]
         self._file_of.update(dict.fromkeys(present, file_name))
+
+
+def _check_plain(name: str, index_path: Path) -> None:
+    """Refuse what is no name of a file beside the index: it would open one somewhere else."""
+    if (
+        not name.endswith(".safetensors")
+        or len(name) > _MOST_NAME
+        or not name.isprintable()
+        or "/" in name
+        or "\\" in name
+    ):
+        raise CheckpointError.for_field(
+            f"a file in {index_path}",
+            name,
+            f"the plain name of a .safetensors file beside it, of at most {_MOST_NAME} characters",
+            "The index is damaged.",
+        )

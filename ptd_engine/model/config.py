@@ -26,6 +26,8 @@ _DEFAULT_WINDOW = 4096
 _DEFAULT_MAX_WINDOW_LAYERS = 28
 # Longer than any model's context; below it, sizes of caches and tables stay far from overflow.
 MAX_CONTEXT = 2**24
+# More than any model has; the names of all tensors are listed before they are looked for.
+MAX_LAYERS = 4096
 _REQUIRED = (
     "vocab_size",
     "hidden_size",
@@ -103,6 +105,11 @@ class ModelConfig:
             )
         if head_dim % 2:
             raise CheckpointError.for_field("head_dim", head_dim, "an even number")
+        layers = integer(config, "num_hidden_layers")
+        if layers > MAX_LAYERS:
+            raise CheckpointError.for_field(
+                "num_hidden_layers", layers, f"an integer of 1 .. {MAX_LAYERS}"
+            )
         attention_bias = family in ("llama", "qwen3") and flag(config, "attention_bias")
         bos = eos_ids_of(config.get("bos_token_id"), "bos_token_id")
         return cls(
@@ -110,7 +117,7 @@ class ModelConfig:
             vocab_size=integer(config, "vocab_size"),
             hidden_size=hidden,
             intermediate_size=integer(config, "intermediate_size"),
-            num_layers=integer(config, "num_hidden_layers"),
+            num_layers=layers,
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ptd_engine.checkpoint import Checkpoint, open_checkpoint
+from ptd_engine.checkpoint.memory import is_out_of_memory, out_of_memory
 from ptd_engine.errors import CheckpointError
 from ptd_engine.kernels import LinearWeight, Ops, select_ops
 from ptd_engine.model.config import ModelConfig
@@ -79,7 +80,14 @@ def load_model(
             kv_heads=config.num_kv_heads,
         )
     )
-    weights, parameters = load_weights(checkpoint, config, ops, precision.dtype, device, head_rows)
+    try:
+        weights, parameters = load_weights(
+            checkpoint, config, ops, precision.dtype, device, head_rows
+        )
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise out_of_memory(source if isinstance(source, str | Path) else "the model") from error
     return CausalLM(
         config=config,
         weights=weights,

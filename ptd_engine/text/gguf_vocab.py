@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from ptd_engine.text.eos import eos_union
 _PREFIX = "tokenizer.ggml"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 MODELS = ("gpt2", "llama")
+_MOST_CHARACTERS = 4096  # of a token; merges are looked for at every place inside it
 
 # Control tokens that end a turn or a text in the supported families. Files declare one id as eos;
 # chat models end a turn with another one, and only its text tells (their generation_config.json is
@@ -64,9 +66,14 @@ def read_vocab(header: GGUFHeader) -> GGUFVocab:
     tokens = header.strings(f"{_PREFIX}.tokens")
     if len(set(tokens)) != len(tokens):
         raise CheckpointError(f"{header.path}: {_PREFIX}.tokens holds a token twice; damaged file?")
+    if longest := next((token for token in tokens if len(token) > _MOST_CHARACTERS), None):
+        raise CheckpointError.for_field(
+            f"{_PREFIX}.tokens entry", longest, f"a token of at most {_MOST_CHARACTERS} characters"
+        )
     types = [NORMAL] * len(tokens)
     if f"{_PREFIX}.token_type" in header.metadata:
-        types = [int(kind) for kind in header.numbers(f"{_PREFIX}.token_type")]
+        kinds = header.numbers(f"{_PREFIX}.token_type")
+        types = [int(kind) if math.isfinite(kind) else UNUSED for kind in kinds]
         if len(types) != len(tokens):
             raise CheckpointError.for_field(
                 f"length of {_PREFIX}.token_type", len(types), f"{len(tokens)}, one per token"

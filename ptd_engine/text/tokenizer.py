@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ptd_engine.checkpoint.gguf_header import read_gguf_header
-from ptd_engine.errors import CheckpointError, PromptError
+from ptd_engine.errors import CheckpointError, PromptError, PTDError
 from ptd_engine.text.decoder_stages import decoder_stages, token_bytes
 from ptd_engine.text.eos import eos_union
 from ptd_engine.text.gguf_tokenizer import tokenizer_from_gguf
@@ -166,7 +165,7 @@ class Tokenizer:
                     add_generation_prompt=True,
                     **variables,
                 )
-            except (TemplateError, TypeError, ValueError, KeyError) as error:
+            except Exception as error:  # a template is a program: whatever it does, it failed
                 raise PromptError(
                     f"The chat template refuses these messages: {error}. A message is "
                     "{'role': 'user' | 'assistant' | 'system', 'content': text}."
@@ -261,4 +260,13 @@ def _from_directory(path: Path) -> Tokenizer:
             "a tokenizer with a tokenizer.json",
             "Save it once with transformers as a fast tokenizer.",
         )
-    return Tokenizer(hf, eos_union(hf.eos_token_id))
+    try:
+        made = Tokenizer(hf, eos_union(hf.eos_token_id))
+        made.encode("a")  # settings of a wrong kind show here, not in the first request
+    except PTDError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"The tokenizer in {path} does not work ({error}): its files are damaged."
+        ) from error
+    return made
