@@ -29,7 +29,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 CORE_SOURCES := $(shell find csrc -type f) setup.py ptd_engine/__init__.py
 CORE_MODULE := $(wildcard ptd_engine/_core*.so)
-CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+CXX_FILES = $(shell find csrc examples -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 comma := ,
 say = printf '==> %s\n'
@@ -42,7 +42,7 @@ BRIEFLY = | sed -u -n '/Downloading.*[0-9] MB/p'
 requirements = "$(PY)" -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
 	print(*(r for r in $(1) if not r.startswith("cmake")), sep="\n")'
 
-.PHONY: help demo demo-model test test-python test-cpp lint format bench install clean FORCE
+.PHONY: help demo demo-model test test-python test-cpp test-tsan lint format bench install clean FORCE
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/make \1|\2/p' Makefile | column -t -s '|'
@@ -70,6 +70,12 @@ test-cpp: $(STAMPS)/runtime  ## Run the C++ tests only
 	    --log-level=WARNING >/dev/null
 	@cmake --build build/sanitize
 	@ctest --test-dir build/sanitize --output-on-failure --no-tests=error
+
+test-tsan: $(STAMPS)/runtime  ## Run sessions in many threads under ThreadSanitizer
+	@cmake -S csrc -B build/tsan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	    -DPTD_BUILD_TESTS=ON -DPTD_CUDA=0 -DPTD_SANITIZE=thread --log-level=WARNING >/dev/null
+	@cmake --build build/tsan --target threads_test
+	@ctest --test-dir build/tsan --output-on-failure --no-tests=error -R '^threads_test$$'
 
 lint: $(STAMPS)/core $(STAMPS)/dev  ## Check style and types; changes nothing
 	@$(say) "ruff check";         "$(PY)" -m ruff check .
