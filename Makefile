@@ -11,6 +11,7 @@ MAKEFLAGS += --no-builtin-rules
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMPS := $(VENV)/.ptd
+TOOLS := $(VENV)/tools
 
 # Settings, for example: make test PYTEST_ARGS="tests/core -x"
 PYTHON ?=
@@ -18,6 +19,8 @@ CONSTRAINTS ?= constraints.txt
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS ?= $(patsubst csrc/fuzz/%_fuzz.cpp,%,$(wildcard csrc/fuzz/*_fuzz.cpp))
 DEMO_ARGS ?=
 
 # Spinning OpenMP threads make small operations ten times slower as soon as the machine has
@@ -42,7 +45,8 @@ BRIEFLY = | sed -u -n '/Downloading.*[0-9] MB/p'
 requirements = "$(PY)" -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
 	print(*(r for r in $(1) if not r.startswith("cmake")), sep="\n")'
 
-.PHONY: help demo demo-model test test-python test-cpp test-tsan lint format bench install clean FORCE
+.PHONY: help demo demo-model test test-python test-cpp test-tsan lint format bench install clean fuzz docs sbom \
+	FORCE
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/make \1|\2/p' Makefile | column -t -s '|'
@@ -90,6 +94,30 @@ format: $(STAMPS)/dev  ## Rewrite the sources in the house style
 
 bench: $(STAMPS)/core  ## Run the benchmarks (BENCH_ARGS=...)
 	@"$(PY)" -m bench $(BENCH_ARGS)
+
+fuzz: $(STAMPS)/runtime  ## Fuzz the C++ code with clang's libFuzzer (FUZZ_SECONDS=60, each target)
+	@command -v clang++ >/dev/null || { printf '\nptd_engine: clang++ was not found (on Debian: \
+	apt install clang). make test-cpp runs the targets without it.\n' >&2; exit 1; }
+	@cmake -S csrc -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	    -DPTD_BUILD_TESTS=OFF -DPTD_BUILD_FUZZERS=ON -DPTD_CUDA=0 \
+	    -DPTD_SANITIZE=fuzzer-no-link,address,undefined --log-level=WARNING >/dev/null
+	@cmake --build build/fuzz --target $(addsuffix _fuzz,$(FUZZ_TARGETS))
+	@for target in $(FUZZ_TARGETS); do \
+	  $(say) "$$target for $(FUZZ_SECONDS) s (inputs: build/fuzz/found/$$target)"; \
+	  mkdir -p build/fuzz/found/$$target; \
+	  build/fuzz/fuzz/$${target}_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=1024 -verbosity=0 \
+	    -print_final_stats=1 -artifact_prefix=build/fuzz/ \
+	    build/fuzz/found/$$target csrc/fuzz/corpus/$$target; \
+	done
+
+docs: $(STAMPS)/tools  ## Write the documentation as a site to build/site; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(TOOLS)/bin/mkdocs build --strict --quiet --config-file mkdocs.yml
+	@echo "Open build/site/index.html"
+
+sbom: $(STAMPS)/core $(STAMPS)/tools  ## List what .venv holds, with versions and licences (CycloneDX)
+	@$(TOOLS)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+	    --output-format JSON --output-file build/sbom.json "$(PY)"
+	@echo "Written: build/sbom.json"
 
 clean:  ## Remove what was built; .venv stays (delete it to start from nothing)
 	rm -rf build dist *.egg-info ptd_engine/_core*.so ptd_engine/_cuda*.so .pytest_cache .mypy_cache .ruff_cache
@@ -147,9 +175,19 @@ $(STAMPS)/runtime: $(STAMPS)/toolchain pyproject.toml $(CONSTRAINTS)
 $(STAMPS)/dev: $(STAMPS)/runtime
 	@$(say) "Installing the tools for tests and checks"
 	@$(call requirements,[r for n$(comma) e in p["project"]["optional-dependencies"].items() \
-	    if n != "ray" for r in e]) \
+	    if n not in ("ray"$(comma) "docs"$(comma) "release") for r in e]) \
 	    > $(STAMPS)/requirements-dev.txt
 	@$(PIP_INSTALL) -r $(STAMPS)/requirements-dev.txt $(BRIEFLY)
+	@touch $@
+
+# Of their own: what documentation and release need, the package does not.
+$(STAMPS)/tools: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS)
+	@$(say) "Installing the tools for documentation and release into $(TOOLS)"
+	@"$(PY)" -m venv $(TOOLS)
+	@$(call requirements,[r for e in ("docs"$(comma) "release") \
+	    for r in p["project"]["optional-dependencies"][e]]) > $(STAMPS)/requirements-tools.txt
+	@$(TOOLS)/bin/python -m pip install --progress-bar off --constraint "$(CONSTRAINTS)" $(PIP_ARGS) \
+	    -r $(STAMPS)/requirements-tools.txt $(BRIEFLY)
 	@touch $@
 
 $(STAMPS)/core: $(STAMPS)/runtime $(CORE_SOURCES) pyproject.toml $(if $(CORE_MODULE),,FORCE)

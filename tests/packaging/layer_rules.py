@@ -234,6 +234,7 @@ INCLUDE_RULES: Mapping[str, tuple[re.Pattern[str], ...]] = {
     "bindings": (_STANDARD, _PUBLIC, _CPU, _CUDA, _LOCAL, _PYBIND),
     "capi": (_STANDARD, _PUBLIC, _LOCAL),
     "tests": (_STANDARD, _PUBLIC, _CPU, _CUDA, _LOCAL, _SYSTEM),
+    "fuzz": (_STANDARD, _PUBLIC, _LOCAL),
     "tests/cuda_shim": (_STANDARD, _LOCAL, _FIBERS),
     "examples": (_STANDARD, _PUBLIC, _CPU),
 }

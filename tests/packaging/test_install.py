@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "LICENSE", "CHANGELOG.md", "csrc")
+LICENCES = ("LICENSE", "NOTICE", "THIRD_PARTY_LICENSES.md")
+SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", *LICENCES, "CHANGELOG.md", "csrc")
 
 LOAD_FOR_C = """
 import ctypes
@@ -29,21 +30,7 @@ library.ptd_version.restype = ctypes.c_char_p
 assert library.ptd_version().decode() == ptd_engine.__version__
 """
 
-DRAFT_IN_PYTHON = """
-from importlib.metadata import version
-import ptd_engine
-from ptd_engine import _core
-
-tree = _core.DraftTree(width=2, depth=3, max_nodes=16)
-tree.init([[5, 6], [7]])
-tree.expand([6, 8, 9])
-assert tree.rows() == [(5, -1), (6, 0), (8, 1), (7, -1), (9, 3)], tree.rows()
-pool = _core.CandidatePool()
-pool.merge(tree)
-assert pool.retrieve(5, 4) == [(6, -1), (8, 0)], pool.retrieve(5, 4)
-assert version("ptd-engine") == ptd_engine.__version__
-print(ptd_engine.__file__)
-"""
+SMOKE = Path(__file__).with_name("smoke.py")
 
 CONSUMER_CMAKE = """
 cmake_minimum_required(VERSION 3.25)
@@ -161,7 +148,8 @@ def test_wheel_has_every_module_and_nothing_else(installed: Installation) -> Non
     assert {top for top in tops if not top.endswith(".dist-info")} == {"ptd_engine"}
     headers = {path.name for path in (ROOT / "csrc/include/ptd").rglob("*.h")}
     assert headers == {Path(name).name for name in names if name.endswith(".h")}
-    assert any(name.endswith("licenses/LICENSE") for name in names)
+    for licence in LICENCES:
+        assert any(name.endswith(f"licenses/{licence}") for name in names), licence
 
 
 def test_wheel_tag_is_that_of_its_extension(installed: Installation) -> None:
@@ -177,7 +165,7 @@ def test_wheel_tag_is_that_of_its_extension(installed: Installation) -> None:
 
 
 def test_installed_package_drafts(installed: Installation, tmp_path: Path) -> None:
-    output = call(installed.python, "-I", "-c", DRAFT_IN_PYTHON, cwd=tmp_path)
+    output = call(installed.python, "-I", SMOKE, cwd=tmp_path)
     assert Path(output.strip()).parent == installed.package_dir
 
 
