@@ -5,9 +5,12 @@
 namespace ptd {
 
 LevelWindow::LevelWindow(int full_levels, int columns)
-    : full_levels_(full_levels),
-      columns_(columns),
-      levels_(static_cast<std::size_t>(full_levels)) {}
+    : full_levels_(full_levels), columns_(columns), levels_(static_cast<std::size_t>(full_levels)) {
+  // The longest of them is level 0; levels change places.
+  const auto longest = static_cast<std::size_t>(first_columns());
+  for (std::vector<TokenId>& level : levels_) level.reserve(longest);
+  predictions_.reserve(longest);
+}
 
 void LevelWindow::begin(Span<const TokenId> first) {
   filled_ = 1;

@@ -138,8 +138,20 @@ Session::Session(std::vector<TokenId> prompt, std::shared_ptr<Drafter> drafter,
     finish_reason_ = FinishReason::kLength;
     return;
   }
+  reserve();
   const DrafterLease lease(*drafter_, serial_, /*begins=*/true);
   drafter_->begin(tokens_);
+}
+
+// So that no step asks for memory. Only of a long output the last part may still have to move.
+void Session::reserve() {
+  constexpr int kReserved = 1 << 16;  // tokens: a limit may be far beyond what will come
+  const int room = std::min({params_.max_new_tokens, limits_.max_seq_len - prompt_len_, kReserved});
+  tokens_.reserve(tokens_.size() + static_cast<std::size_t>(room));
+  const auto longest = static_cast<std::size_t>(std::min(limits_.max_path, max_nodes_));
+  path_.reserve(longest);
+  commit_src_.reserve(longest);
+  tree_.begin(tokens_.back(), max_nodes_, limits_.max_path, /*max_depth=*/0);
 }
 
 Span<const TokenId> Session::output_tokens() const {

@@ -49,6 +49,11 @@ void TreeBuilder::begin(TokenId root, int max_nodes, int max_path, int max_depth
   max_nodes_ = max_nodes;
   vocab_size_ = vocab_size;
   max_depth_ = std::min(max_path, max_depth);
+  const auto rows = static_cast<std::size_t>(max_nodes);
+  tokens_.reserve(rows);
+  parents_.reserve(rows);
+  depths_.reserve(rows);
+  masks_.reserve(rows);
   tokens_.assign(1, root);
   parents_.assign(1, kNoNode);
   depths_.assign(1, 0);

@@ -13,6 +13,8 @@ std::size_t checked(const char* field, int value, int most) {
   return static_cast<std::size_t>(value);
 }
 
+std::uint64_t key_of(TokenId token) { return static_cast<std::uint32_t>(token); }
+
 }  // namespace
 
 NgramPool::NgramPool(int length, int per_key, int max_keys)
@@ -29,10 +31,7 @@ Span<const TokenId> NgramPool::tuples(int e) const {
   return {tokens_.data() + at * per_key_ * length_, entries_[at].count * length_};
 }
 
-int NgramPool::find_entry(TokenId key) const {
-  const auto it = index_.find(key);
-  return it == index_.end() ? -1 : it->second;
-}
+int NgramPool::find_entry(TokenId key) const { return index_.find(key_of(key)); }
 
 void NgramPool::link_newest(int e) {
   entry(e).older = newest_;
@@ -58,15 +57,14 @@ int NgramPool::touch(TokenId key) {
       entries_.emplace_back();
       tokens_.resize(entries_.size() * per_key_ * length_);
     }
-    index_.emplace(key, e);
+    index_.put(key_of(key), e);
     entry(e) = Entry{key};
   } else {
-    // The oldest key's node and storage serve the new key: nothing is allocated.
+    // The oldest key's storage serves the new key: nothing is allocated.
     e = oldest_;
     unlink(e);
-    auto node = index_.extract(entry(e).key);
-    node.key() = key;
-    index_.insert(std::move(node));
+    index_.erase(key_of(entry(e).key));
+    index_.put(key_of(key), e);
     entry(e) = Entry{key};
   }
   link_newest(e);

@@ -58,6 +58,7 @@ void SelfDraftDrafter::begin(Span<const TokenId> prompt) {
   first_level_.clear();
   for (std::size_t i = 0; i < perturbations_.size(); ++i) {
     const bool one = i < static_cast<std::size_t>(warm_up) || draws_.uniform() < 0.5;
+    perturbations_[i].reserve(3);  // two tokens, and one more while they shift
     perturbations_[i].assign(1, draws_.token());
     if (!one) perturbations_[i].push_back(draws_.token());
     first_level_.push_back(perturbations_[i].back());

@@ -3,9 +3,9 @@
 // Source: the n-gram pool of Lookahead decoding (Fu et al., 2024), Self-Draft's context cache.
 #pragma once
 
-#include <unordered_map>
 #include <vector>
 
+#include "ptd/flat_index.h"
 #include "ptd/step_plan.h"
 #include "ptd/types.h"
 
@@ -50,9 +50,9 @@ class NgramPool {
   std::size_t length_;
   std::size_t per_key_;
   std::size_t max_keys_;
-  std::unordered_map<TokenId, int> index_;  // key -> entry
-  std::vector<Entry> entries_;              // the first key_count() are in use
-  std::vector<TokenId> tokens_;             // [entries, per_key, length]
+  FlatIndex index_;              // key -> entry
+  std::vector<Entry> entries_;   // the first key_count() are in use
+  std::vector<TokenId> tokens_;  // [entries, per_key, length]
   int oldest_ = -1;
   int newest_ = -1;
 };

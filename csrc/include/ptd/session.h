@@ -111,6 +111,7 @@ class Session {
   const SessionStats& stats() const { return stats_; }
 
  private:
+  void reserve();
   template <typename Emit>
   StepResult finish_step(Span<const TokenId> output, const Emit& emit_step);
   void check_output(Span<const TokenId> output) const;
