@@ -19,6 +19,7 @@ from bench import (
     bookkeeping,
     compare,
     decode,
+    gpu_engine,
     hybrid,
     kernels,
     paper,
@@ -41,6 +42,7 @@ _BENCHMARKS = {
     "paper": paper,
     "hybrid": hybrid,
     "serve": serve,
+    "engine": gpu_engine,
     "simulate": simulate,
     "simulate-decode": simulate_decode,
 }

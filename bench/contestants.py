@@ -131,6 +131,7 @@ class Transformers:
         }
         self.drafts = False
         self._lookup: int | None = None
+        self._cache: str | None = None
         self._model: Any = model.to(device)
         self._device = device
         self._stop_ids = list(stop_ids)
@@ -145,6 +146,15 @@ class Transformers:
         other.details = {**self.details, "prompt_lookup_num_tokens": tokens}
         return other
 
+    def with_static_cache(self) -> Transformers:
+        """The same model with a cache of fixed size, for which transformers compiles the forward
+        pass on a GPU.
+        """
+        other = copy.copy(self)
+        other._cache = "static"
+        other.details = {**self.details, "cache_implementation": "static"}
+        return other
+
     def generate(self, prompt: list[int], max_new_tokens: int) -> Timed:
         """See `Contestant`."""
         from transformers import GenerationConfig
@@ -154,6 +164,7 @@ class Transformers:
             max_new_tokens=max_new_tokens,
             use_cache=True,
             prompt_lookup_num_tokens=self._lookup,
+            cache_implementation=self._cache,
             eos_token_id=self._stop_ids or None,
             suppress_tokens=self._padding or None,
             pad_token_id=0,  # never used with one sequence; without it generate() warns

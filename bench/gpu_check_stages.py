@@ -58,8 +58,11 @@ _GPU_TESTS = (
     ("tests/kernels/test_triton_pointwise.py", "tests/kernels/test_triton_select.py"),
 )
 _REHEARSED = ((_ATTENTION, "-k", "values or token_by_token"),)
-# Beside the tests the benchmark runs once for nothing but what it leaves in the compilers' caches.
-_WARMED = ("attention", "linears", "others")
+# Beside the tests the benchmarks run once for nothing but what they leave in the compilers' caches.
+_WARMED = (
+    *(("kernels", "--gpu", "--parts", part) for part in ("attention", "linears", "others")),
+    ("engine",),
+)
 # The bench's own time must end before the limit of its stage: the rest is start and last case.
 _BENCH_SHARE = 0.6
 
@@ -234,7 +237,7 @@ def run_tests(run: Run, limit: float, scratch: Path) -> dict[str, Any]:
         command += ["--rehearse-gpu"] if run.rehearse else []
         with report.with_suffix(".log").open("wb") as log:
             processes.append((" ".join(group), report, run.start(command, log)))
-    warming = [] if run.rehearse else [_warm(run, part, limit) for part in _WARMED]
+    warming = [] if run.rehearse else [_warm(run, what, limit) for what in _WARMED]
     found: dict[str, Any] = {"outcomes": {}, "failures": [], "groups": {}}
     for name, report, process in processes:
         try:
@@ -262,9 +265,9 @@ def run_tests(run: Run, limit: float, scratch: Path) -> dict[str, Any]:
     return found
 
 
-def _warm(run: Run, part: str, limit: float) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "bench", "kernels", "--gpu", "--parts", part]
-    return run.start([*command, "--seconds", f"{limit:.0f}"], subprocess.DEVNULL)
+def _warm(run: Run, what: Sequence[str], limit: float) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "bench", *what, "--seconds", f"{limit:.0f}"]
+    return run.start(command, subprocess.DEVNULL)
 
 
 def outcomes_so_far(log: str) -> dict[str, int]:
@@ -292,8 +295,17 @@ def outcomes(junit: str) -> tuple[dict[str, int], list[dict[str, str]]]:
 
 def measure(run: Run, limit: float, scratch: Path) -> dict[str, Any]:
     """`python -m bench kernels --gpu`: its document."""
-    out = scratch / "bench.json"
-    command = ["-m", "bench", "kernels", "--gpu", "--seconds", f"{_BENCH_SHARE * limit:.0f}"]
+    return _document(run, limit, scratch, "kernels", "--gpu")
+
+
+def measure_engine(run: Run, limit: float, scratch: Path) -> dict[str, Any]:
+    """`python -m bench engine`: its document."""
+    return _document(run, limit, scratch, "engine")
+
+
+def _document(run: Run, limit: float, scratch: Path, *benchmark: str) -> dict[str, Any]:
+    out = scratch / f"{benchmark[0]}.json"
+    command = ["-m", "bench", *benchmark, "--seconds", f"{_BENCH_SHARE * limit:.0f}"]
     command += ["--out", str(out), *(["--rehearse"] if run.rehearse else [])]
     failure: Failed | None = None
     try:
@@ -304,7 +316,7 @@ def measure(run: Run, limit: float, scratch: Path) -> dict[str, Any]:
     if document is None:
         raise failure or Failed("the benchmark wrote no document")
     if failure is not None or not document["correct"]:
-        raise Failed("results differ: see mismatches and bits", {"document": document})
+        raise Failed("results differ: see what the document names", {"document": document})
     return {"document": document}
 
 

@@ -10,6 +10,9 @@ from typing import Any
 from ptd_engine.errors import CheckpointError, ConfigError
 from ptd_engine.model import ModelConfig
 
+_LLAMA, _QWEN = "LlamaForCausalLM", "Qwen2ForCausalLM"
+_MODEL_TYPES = {_LLAMA: "llama", _QWEN: "qwen2"}
+
 
 def _config(
     family: str,
@@ -26,6 +29,7 @@ def _config(
 ) -> dict[str, Any]:
     return {
         "architectures": [family],
+        "model_type": _MODEL_TYPES[family],
         "hidden_size": hidden,
         "intermediate_size": inner,
         "num_hidden_layers": layers,
@@ -40,7 +44,6 @@ def _config(
     }
 
 
-_LLAMA, _QWEN = "LlamaForCausalLM", "Qwen2ForCausalLM"
 _LLAMA3: dict[str, Any] = {"context": 131072, "theta": 5e5}
 _QWEN25: dict[str, Any] = {"context": 32768, "theta": 1e6}
 
