@@ -1,9 +1,9 @@
-"""Records what a step does to tensors, as a stream capture on a GPU would, and replays it.
+"""Records what a step does to tensors, as a stream capture on a GPU would.
 
-A `Recording` sees every operation that torch dispatches, every launch of an interpreted Triton
-kernel, and every call of an op that `opaque` has wrapped. Replaying runs exactly these, on the same
-memory, and no line of the Python that issued them: a number that Python had is the number of the
-capture. Memory from outside is held as a GPU holds it, by its address: weakly.
+A recording sees every operation that torch dispatches, every launch of an interpreted Triton
+kernel, and every call of an op that `opaque` has wrapped. Replaying it runs exactly these, on the
+same memory, and no line of the Python that issued them: a number that Python had is the number of
+the capture.
 """
 
 from __future__ import annotations
@@ -11,17 +11,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ptd_engine.kernels import OP_NAMES, Ops
+from ptd_engine.testing.graph_recording import (
+    Call,
+    Inside,
+    Outside,
+    Recording,
+    TwinError,
+    leaves_of,
+    map_leaves,
+)
 
 # Operations whose result, or its shape, is on the host.
 _WAITS = frozenset(
@@ -38,165 +46,6 @@ _READS = frozenset(
     for name in ("cpu", "numpy", "tolist", "item", "__bool__", "__int__", "__float__", "__index__")
 )
 _BRINGS = frozenset((torch.tensor, torch.as_tensor, torch.from_numpy))
-_UNSET = frozenset(
-    f"aten::{name}" for name in ("empty", "empty_like", "new_empty", "empty_strided")
-)
-_POISON = 0xFF  # of a float's bytes: NaN; of an integer's: -1
-
-
-class TwinError(AssertionError):
-    """A step does what a captured one must not; not a RuntimeError, which a runner may handle."""
-
-
-@dataclass(frozen=True)
-class _Outside:
-    """A tensor that was there before: where it lies."""
-
-    storage: StorageWeakRef
-    address: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> _Outside:
-        storage = tensor.untyped_storage()
-        return cls(
-            StorageWeakRef(storage),
-            storage.data_ptr(),
-            tensor.dtype,
-            tuple(tensor.shape),
-            tensor.stride(),
-            int(tensor.storage_offset()),
-        )
-
-    def tensor(self) -> Tensor:
-        storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
-        if storage is None or storage.data_ptr() != self.address:
-            raise TwinError(
-                f"a replay reads or writes {self.dtype} {list(self.shape)} at an address whose "
-                "memory is gone: the step was captured with a tensor that did not live on"
-            )
-        found = torch.empty(0, dtype=self.dtype)
-        return found.set_(storage, self.offset, self.shape, self.stride)
-
-    def looks(self) -> tuple[object, ...]:
-        return ("outside", self.address, self.dtype, self.shape, self.stride, self.offset)
-
-
-@dataclass(frozen=True)
-class _Inside:
-    """A tensor in memory that the step allocated itself."""
-
-    held: Tensor
-    number: int  # of the allocation
-
-    def tensor(self) -> Tensor:
-        return self.held
-
-    def looks(self) -> tuple[object, ...]:
-        held = self.held
-        place = (held.dtype, tuple(held.shape), held.stride(), int(held.storage_offset()))
-        return ("inside", self.number, *place)
-
-
-@dataclass(frozen=True)
-class _Call:
-    """One operation: what is run, and where its results belong."""
-
-    name: str
-    run: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    results: tuple[_Inside | None, ...]  # of every leaf; None: no new memory
-
-    def looks(self) -> tuple[object, ...]:
-        """What another recording of the same step has to have in its place."""
-        return (self.name, *self.kwargs, *(_look(leaf) for leaf in _leaves(self.args, self.kwargs)))
-
-
-def _look(leaf: object) -> object:
-    if isinstance(leaf, _Outside | _Inside):
-        return leaf.looks()
-    return leaf if isinstance(leaf, str | int | float) or leaf is None else repr(type(leaf))
-
-
-def _leaves(*trees: Any) -> Iterator[Any]:
-    """What tuples, lists and the values of mappings hold, at any depth."""
-    for tree in trees:
-        if isinstance(tree, tuple | list):
-            yield from _leaves(*tree)
-        elif isinstance(tree, dict):
-            yield from _leaves(*tree.values())
-        else:
-            yield tree
-
-
-@dataclass
-class Recording:
-    """A recorded step.
-
-    Attributes:
-        calls: in order.
-        allocated: the base of each allocation that the step made.
-    """
-
-    calls: list[_Call] = field(default_factory=list)
-    allocated: list[Tensor] = field(default_factory=list)
-
-    def replay(self) -> None:
-        """Run the calls; what they allocate holds garbage before."""
-        for base in self.allocated:
-            poison(base)
-        for call in self.calls:
-            if call.name in _UNSET:  # what it gives is garbage, as above
-                continue
-            args, kwargs = _map((call.args, call.kwargs), (_Outside, _Inside), _tensor_of)
-            results = _leaves(call.run(*args, **kwargs))
-            for kept, new in zip(call.results, results, strict=True):
-                if kept is None:
-                    continue
-                if kept.held.shape != new.shape:
-                    raise TwinError(
-                        f"{call.name} gave {list(kept.held.shape)} in the capture and "
-                        f"{list(new.shape)} now: a shape depends on data"
-                    )
-                kept.held.copy_(new)
-
-    def difference(self, other: Recording) -> str:
-        """How `other` departs from this one, "" if it does not."""
-        for number, (ours, theirs) in enumerate(zip(self.calls, other.calls, strict=False)):
-            if ours.looks() != theirs.looks():
-                pairs = zip(ours.looks(), theirs.looks(), strict=False)
-                first = next(((a, b) for a, b in pairs if a != b), ("fewer", "arguments"))
-                return (
-                    f"call {number}, {ours.name}: {first[0]} was captured, now it would be "
-                    f"{first[1]}"
-                )
-        if len(self.calls) != len(other.calls):
-            return f"{len(self.calls)} calls were captured, now there would be {len(other.calls)}"
-        return ""
-
-
-def poison(tensor: Tensor) -> None:
-    """Fill the memory of a tensor with bytes that no result may come from."""
-    torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).fill_(_POISON)
-
-
-def _tensor_of(held: _Outside | _Inside) -> Tensor:
-    return held.tensor()
-
-
-def _map(tree: Any, kinds: tuple[type, ...], change: Callable[[Any], Any]) -> Any:
-    """`tree` with every leaf of these kinds changed."""
-    if isinstance(tree, kinds):
-        return change(tree)
-    if isinstance(tree, tuple | list):
-        return type(tree)([_map(item, kinds, change) for item in tree])
-    if isinstance(tree, dict):
-        return {key: _map(item, kinds, change) for key, item in tree.items()}
-    return tree
 
 
 class _Recorder(TorchDispatchMode):
@@ -235,27 +84,27 @@ class _Recorder(TorchDispatchMode):
         written: Any,
     ) -> Any:
         """Run and record one call that may change the tensors in `written`."""
-        for tensor in _leaves(written):
+        for tensor in leaves_of(written):
             if isinstance(tensor, Tensor):
                 self._keep(tensor)
-        held_args, held_kwargs = _map((args, kwargs), (Tensor,), self._held)
+        held_args, held_kwargs = map_leaves((args, kwargs), (Tensor,), self._held)
         result = run(*args, **kwargs)
         known = {
             leaf.untyped_storage()._cdata
-            for leaf in _leaves(args, kwargs)
+            for leaf in leaves_of(args, kwargs)
             if isinstance(leaf, Tensor) and leaf.layout == torch.strided
         }
-        results = tuple(self._result(leaf, known) for leaf in _leaves(result))
-        self.recording.calls.append(_Call(name, run, held_args, held_kwargs, results))
+        results = tuple(self._result(leaf, known) for leaf in leaves_of(result))
+        self.recording.calls.append(Call(name, run, held_args, held_kwargs, results))
         return result
 
     def _held(self, tensor: Tensor) -> Any:
         if tensor.layout != torch.strided or tensor.is_mkldnn:
             return tensor  # an opaque weight
         number = self._numbers.get(tensor.untyped_storage()._cdata)
-        return _Outside.of(tensor) if number is None else _Inside(tensor, number)
+        return Outside.of(tensor) if number is None else Inside(tensor, number)
 
-    def _result(self, leaf: Any, known: set[int]) -> _Inside | None:
+    def _result(self, leaf: Any, known: set[int]) -> Inside | None:
         """What a result is to be kept as: new memory, or nothing."""
         if not isinstance(leaf, Tensor):
             return None
@@ -265,7 +114,7 @@ class _Recorder(TorchDispatchMode):
         if storage not in self._numbers:
             self._numbers[storage] = len(self.recording.allocated)
             self.recording.allocated.append(leaf)
-        return _Inside(leaf, self._numbers[storage])
+        return Inside(leaf, self._numbers[storage])
 
     def _keep(self, tensor: Tensor) -> None:
         """Remember what memory from outside holds before the first call that may change it."""

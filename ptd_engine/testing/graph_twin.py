@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
-from ptd_engine.testing.graph_recorder import Recording, TwinError, poison, record
+from ptd_engine.testing.graph_recorder import record
+from ptd_engine.testing.graph_recording import Recording, TwinError, poison
 
 
 class GraphTwin:

@@ -24,7 +24,7 @@ from ptd_engine.config import SamplingParams
 from ptd_engine.model import CausalLM, load_model
 from ptd_engine.runner import GraphRunner
 from ptd_engine.testing import tiny
-from ptd_engine.testing.graph_recorder import TwinError
+from ptd_engine.testing.graph_recording import TwinError
 from ptd_engine.testing.graph_twin import GraphTwin
 
 MODES: dict[str, dict[str, Any]] = {

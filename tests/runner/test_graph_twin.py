@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ptd_engine.testing.graph_recorder import TwinError, record
+from ptd_engine.testing.graph_recorder import record
+from ptd_engine.testing.graph_recording import TwinError
 from ptd_engine.testing.graph_twin import GraphTwin
 
 ROWS, WIDTH = 16, 8
