@@ -1,7 +1,6 @@
 // Many sessions in many threads, each with a drafter of its own, through both interfaces; and what
 // happens where two threads share what they must not. Under ThreadSanitizer (make test-tsan) a
 // state that sessions shared would be a finding.
-#include <atomic>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -58,8 +57,9 @@ ptd_session* create(const std::string& drafter) {
   return session;
 }
 
-// One request; false where another thread is in the handle.
-bool decode_in_c(ptd_session* session, int salt, int count, std::vector<TokenId>& out) {
+// One request; false where another thread is in the handle. The tokens belong to the handle, so
+// they are read only where it is this thread's: `out` may be null.
+bool decode_in_c(ptd_session* session, int salt, int count, std::vector<TokenId>* out) {
   ptd_needs needs{};
   needs.struct_size = sizeof needs;
   if (ptd_session_needs(session, &needs) != PTD_OK) return false;
@@ -71,7 +71,7 @@ bool decode_in_c(ptd_session* session, int salt, int count, std::vector<TokenId>
   if (ptd_session_begin(session, prompt, 1, &request) != PTD_OK) return false;
   ptd_step step{};
   step.struct_size = sizeof step;
-  out.clear();
+  if (out != nullptr) out->clear();
   do {
     ptd_plan plan{};
     plan.struct_size = sizeof plan;
@@ -82,7 +82,7 @@ bool decode_in_c(ptd_session* session, int salt, int count, std::vector<TokenId>
           toy_next(plan.token_ids[row], salt);
     }
     if (ptd_session_commit(session, ids.data(), ids.size(), &step) != PTD_OK) return false;
-    out.insert(out.end(), step.tokens, step.tokens + step.n_tokens);
+    if (out != nullptr) out->insert(out->end(), step.tokens, step.tokens + step.n_tokens);
   } while (step.finish_reason == PTD_RUNNING);
   return true;
 }
@@ -101,7 +101,7 @@ void sessions_share_nothing() {
     ptd_session* session = create(names[i]);
     std::vector<TokenId> out;
     for (int request = 0; request < 2; ++request) {
-      CHECK(decode_in_c(session, i, 100, out));
+      CHECK(decode_in_c(session, i, 100, &out));
       CHECK(out == expected(i, 100));
     }
     // This thread's own mistake, and nobody else's message.
@@ -112,18 +112,16 @@ void sessions_share_nothing() {
   });
 }
 
-// Not allowed, and safe all the same: somebody is told.
+// Not allowed, and safe all the same: whoever comes too late is refused.
 void a_handle_in_several_threads_is_busy() {
   ptd_session* session = create("ptd");
-  std::atomic<int> refused{0};
   in_threads([&](int i) {
-    std::vector<TokenId> out;
     for (int round = 0; round < 20; ++round) {
-      if (!decode_in_c(session, i, 20, out)) ++refused;
+      (void)decode_in_c(session, i, 20, nullptr);
     }
   });
   std::vector<TokenId> out;
-  CHECK(decode_in_c(session, 3, 50, out));
+  CHECK(decode_in_c(session, 3, 50, &out));
   CHECK(out == expected(3, 50));
   ptd_session_destroy(session);
 }
