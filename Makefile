@@ -115,6 +115,7 @@ docs: $(STAMPS)/tools  ## Write the documentation as a site to build/site; a bro
 	@echo "Open build/site/index.html"
 
 sbom: $(STAMPS)/core $(STAMPS)/tools  ## List what .venv holds, with versions and licences (CycloneDX)
+	@mkdir -p build
 	@$(TOOLS)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
 	    --output-format JSON --output-file build/sbom.json "$(PY)"
 	@echo "Written: build/sbom.json"
