@@ -59,61 +59,67 @@ class ContextKey {
 
 namespace detail {
 
-// Entries in sets of four; `stamp` orders their use, entries below `first_live` are empty.
+// Entries in sets of four. Keys and stamps of a set share a cache line apart from what is
+// remembered: most contexts that are looked up are not there, and a step's weights have pushed all
+// of it out of the nearer caches. `stamp` orders the entries' use; those below `first_live` are
+// empty.
 template <class Entry>
 class SetAssociative {
  public:
   explicit SetAssociative(int entries) {
     std::size_t size = kWays;
     while (size < static_cast<std::size_t>(entries)) size *= 2;
+    sets_.resize(size / kWays);
     entries_.resize(size);
   }
 
   void clear() { first_live_ = ++clock_; }
 
+  // Begin to load what find() of this key will read first.
+  void prefetch(std::uint64_t key) const { __builtin_prefetch(&sets_[set_of(key)]); }
+
   const Entry* find(std::uint64_t key) const {
-    const Entry* set = set_of(key);
-    for (int way = 0; way < kWays; ++way) {
-      if (set[way].key == key && set[way].stamp >= first_live_) return set + way;
+    const std::size_t at = set_of(key);
+    const Set& set = sets_[at];
+    for (std::size_t way = 0; way < kWays; ++way) {
+      if (set.keys[way] == key && set.stamps[way] >= first_live_) {
+        return &entries_[at * kWays + way];
+      }
     }
     return nullptr;
   }
 
-  // Begin to load what find() of this key will read.
-  void prefetch(std::uint64_t key) const {
-    const char* set = reinterpret_cast<const char*>(set_of(key));
-    for (std::size_t at = 0; at < kWays * sizeof(Entry); at += 64) __builtin_prefetch(set + at);
-  }
-
   // The key's entry; a new one (`fresh`) takes the place of the set's least recently written.
   Entry& touch(std::uint64_t key, bool& fresh) {
-    Entry* set = set_of(key);
-    Entry* oldest = set;
-    for (int way = 0; way < kWays; ++way) {
-      if (set[way].key == key && set[way].stamp >= first_live_) {
-        set[way].stamp = ++clock_;
+    const std::size_t at = set_of(key);
+    Set& set = sets_[at];
+    std::size_t oldest = 0;
+    for (std::size_t way = 0; way < kWays; ++way) {
+      if (set.keys[way] == key && set.stamps[way] >= first_live_) {
+        set.stamps[way] = ++clock_;
         fresh = false;
-        return set[way];
+        return entries_[at * kWays + way];
       }
-      if (set[way].stamp < oldest->stamp) oldest = set + way;
+      if (set.stamps[way] < set.stamps[oldest]) oldest = way;
     }
     fresh = true;
-    oldest->key = key;
-    oldest->stamp = ++clock_;
-    return *oldest;
+    set.keys[oldest] = key;
+    set.stamps[oldest] = ++clock_;
+    return entries_[at * kWays + oldest];
   }
 
-  std::size_t bytes() const { return entries_.size() * sizeof(Entry); }
+  std::size_t bytes() const { return sets_.size() * sizeof(Set) + entries_.size() * sizeof(Entry); }
 
  private:
-  static constexpr int kWays = 4;
-  Entry* set_of(std::uint64_t key) {
-    return entries_.data() + ((key >> 20) & (entries_.size() / kWays - 1)) * kWays;
-  }
-  const Entry* set_of(std::uint64_t key) const {
-    return const_cast<SetAssociative*>(this)->set_of(key);
-  }
+  static constexpr std::size_t kWays = 4;
+  struct alignas(64) Set {
+    std::array<std::uint64_t, kWays> keys{};
+    std::array<std::uint64_t, kWays> stamps{};
+  };
 
+  std::size_t set_of(std::uint64_t key) const { return (key >> 20) & (sets_.size() - 1); }
+
+  std::vector<Set> sets_;
   std::vector<Entry> entries_;
   std::uint64_t clock_ = 0;
   std::uint64_t first_live_ = 1;
@@ -125,8 +131,6 @@ class SuccessorTable {
  public:
   static constexpr int kRanks = 8;
   struct Entry {
-    std::uint64_t key = 0;
-    std::uint64_t stamp = 0;
     std::array<TokenId, kRanks> tokens;  // best first; kNoToken behind the last
     bool of_text = false;                // seen at a row whose context is the output itself
   };
@@ -154,8 +158,6 @@ class TextTable {
  public:
   static constexpr int kSlots = 4;
   struct Entry {
-    std::uint64_t key = 0;
-    std::uint64_t stamp = 0;
     std::array<TokenId, kSlots> tokens;        // most recent first; kNoToken behind the last
     std::array<std::uint16_t, kSlots> counts;  // halved together when one is full
   };
