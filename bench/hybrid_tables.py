@@ -27,10 +27,11 @@ def render_equal_rows(documents: Sequence[Document]) -> str:
     document = checked(documents[0])
     sets = document["results"]["sets"]
     labels = [drafted["drafter"] for drafted in sets[0]["drafters"]]
-    columns = ["drafter", "rows", *(_set_label(entry["prompt_set"]) for entry in sets)]
+    shown = sets if len(sets) > 2 else sets[:1]  # one set is its own total
+    columns = ["drafter", "rows", *(_set_label(entry["prompt_set"]) for entry in shown)]
     rows = []
     for at, label in enumerate(labels):
-        entries = [entry["drafters"][at] for entry in sets]
+        entries = [entry["drafters"][at] for entry in shown]
         total = entries[-1]
         nodes = total["mean_candidate_nodes"] + total["mean_draft_nodes"]
         rows.append(
@@ -48,6 +49,34 @@ def render_equal_rows(documents: Sequence[Document]) -> str:
             f"Tokens a step (DE), {mode}, {sets[0]['prompts']} prompts a set, at most "
             f"{settings['max_new_tokens']} tokens, {settings['dtype']}; every output compared with "
             "plain decoding's and identical.",
+        ]
+    )
+
+
+def render_sampled(documents: Sequence[Document]) -> str:
+    """Speed of several drafters by temperature, of `decode` documents that differ in it alone."""
+    rows = []
+    for document in map(checked, documents):
+        sets = document["results"]["sets"]
+        for at, total in enumerate(sets[-1]["drafters"]):
+            rows.append(
+                [
+                    f"{document['settings']['temperature']:g}",
+                    f"`{total['drafter']}`",
+                    f"{total['decoding_efficiency']:.2f}",
+                    f"{total['speedup']:.2f}x",
+                    *(f"{entry['drafters'][at]['speedup']:.2f}x" for entry in sets[:-1]),
+                ]
+            )
+    sets = documents[0]["results"]["sets"]
+    settings = documents[0]["settings"]
+    names = (_set_label(entry["prompt_set"]) for entry in sets[:-1])
+    return "\n\n".join(
+        [
+            table(("temperature", "drafter", "DE", "speed-up", *names), rows),
+            f"{sets[0]['prompts']} prompts a set, at most {settings['max_new_tokens']} tokens, "
+            f"{settings['dtype']}, prefill included, against plain decoding with the same seed in "
+            f"the same run; every output identical to it. {machine(documents[0])}.",
         ]
     )
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Never, Self
 
 import torch
 
-from ptd_engine import _core, hub, text
+from ptd_engine import _core, hub, kv_cache, text
 from ptd_engine.checkpoint import open_checkpoint
 from ptd_engine.checkpoint.generation_defaults import (
     GenerationDefaults,
@@ -27,6 +27,7 @@ from ptd_engine.drafters import DrafterSpec, make_drafter, resolve
 from ptd_engine.engine import Engine, Generation, check_params, check_reuse_prefix
 from ptd_engine.errors import ConfigError, PromptError, UnavailableError, shown
 from ptd_engine.kv_cache import check_context_memory, row_bytes
+from ptd_engine.memory_plan import Planner
 from ptd_engine.model import CausalLM, ModelConfig, load_model
 from ptd_engine.model.config import MAX_CONTEXT
 from ptd_engine.model.precision import resolve_precision
@@ -135,7 +136,7 @@ class LLM:
 
         Raises:
             CheckpointError: files missing, incomplete or unsupported.
-            ConfigError: a bad argument, or a context whose cache does not fit in memory.
+            ConfigError: a bad argument, or weights, cache and buffers that do not fit in memory.
             UnavailableError: a device or backend that is not here, or graphs that are required.
             DistributedError: a rank did not start, or could not load its part.
         """
@@ -157,7 +158,17 @@ class LLM:
         )
         precision = resolve_precision(dtype, checkpoint.dtype_name, target, kernels)
         if tensor_parallel == 1:
-            _check_memory(config, length, precision.dtype, target)
+            needs = make_drafter(drafter, device_type=target.type).needs()
+            planner = Planner(
+                checkpoint,
+                precision=precision,
+                device=target,
+                kernels=kernels,
+                max_nodes=1 + needs.max_nodes,
+                top_k=needs.top_k,
+                graphs=graphs == "require",  # else they are left out where there is no room
+            )
+            planner.check(length, kv_cache.available_bytes(target), str(target))
         if length > trained:
             _log.warning(
                 "max_seq_len=%d exceeds the %d positions this model was made for: text beyond them "
