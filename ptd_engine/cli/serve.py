@@ -133,4 +133,5 @@ def serve(
         generation_config=generation_config,
         reuse_prefix=reuse_prefix,
     ) as llm:
+        llm.warmup(sampling=True)  # no request waits for a graph to be captured
         run(llm, config, listener)
