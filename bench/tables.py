@@ -65,6 +65,18 @@ BLOCKS = (
         ["hybrid/equal_rows.json"],
         hybrid_tables.render_equal_rows,
     ),
+    Block(
+        "docs/drafters.md",
+        "hybrid-copy",
+        ["hybrid/copy.json"],
+        hybrid_tables.render_equal_rows,
+    ),
+    Block(
+        "docs/drafters.md",
+        "hybrid-sampled",
+        ["hybrid/sampled_0.7.json", "hybrid/sampled_1.0.json"],
+        hybrid_tables.render_sampled,
+    ),
     Block("docs/cpu_tree.md", "trees", ["trees_cpu.json"], renderers.render_trees),
     Block("docs/cpu_tree.md", "step", ["step_bfloat16.json"], renderers.render_steps),
     Block(

@@ -91,6 +91,7 @@ def test_every_drafter_and_sampling_option_reaches_the_engine(
         "kernels": "torch",
         "num_threads": 1,
         "max_seq_len": 100,
+        "graphs": "off",
     }
     options = [
         f"--{name.replace('_', '-')}={value}"
@@ -99,7 +100,7 @@ def test_every_drafter_and_sampling_option_reaches_the_engine(
     result = run("generate", chat_model, "--prompt", "x", "--json", *SHORT, *options)
     assert result.exit_code == 0, result.output
     assert seen.pop("params") == SamplingParams(max_new_tokens=12, **sampling)  # type: ignore[arg-type]
-    assert seen == {**loading, "drafter": PTDConfig(width=2, depth=3)}
+    assert seen == {**loading, "drafter": PTDConfig(width=2, depth=3), "tensor_parallel": 1}
 
 
 def test_logprobs_are_reported_a_token(run: Run, chat_model: str) -> None:

@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from ptd_engine import LLM, SamplingParams
+from ptd_engine import LLM, SamplingParams, _core
 from ptd_engine.model import CausalLM, load_model
 from ptd_engine.outputs import GenerationOutput
 from ptd_engine.runner import EagerRunner
@@ -99,10 +99,10 @@ def test_the_padding_never_shows(model: CausalLM) -> None:
     assert isinstance(llm.engine.runner, EagerRunner)
     runner = EagerRunner(model, max_seq_len=128, max_nodes=4)
     assert (llm.engine.runner.vocab_limit, runner.vocab_limit) == (TOKENS, VOCAB)
-    llm.engine.runner = runner  # without the limit it would show
+    llm.engine.runner = runner  # without the limit it would show, and is refused
     llm.engine.drafter = drafters([])["none"]
-    output = llm.generate(PROMPT, SamplingParams(max_new_tokens=40, ignore_eos=True))
-    assert max(output.token_ids) >= TOKENS
+    with pytest.raises(_core.InvalidArgument, match=rf"token of the output=.* to {TOKENS - 1}"):
+        llm.generate(PROMPT, SamplingParams(max_new_tokens=40, ignore_eos=True))
 
 
 @pytest.mark.parametrize("kernels", ["torch", "cpu"])
