@@ -10,7 +10,7 @@ import operator
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -345,7 +345,7 @@ class Generation:
             self._session.stats,
             time_to_first_token_s=self._first_token_s,
             total_time_s=self._total_s,
-            execution=self._counts._asdict(),
+            execution=asdict(self._counts),
             reused_tokens=self._reused,
             **self._times,
         )
@@ -420,6 +420,7 @@ class Generation:
         if not session.finished:
             self._rules = self._logit_rules()
             self._engine.runner.begin(self._rules)
+            self._counts = self._engine.runner.counts
             self._prefill(session)
         self._total_s = time.perf_counter() - start
 
@@ -440,11 +441,11 @@ class Generation:
             if self._in_place is not None:
                 self._engine._cached = [*self._prompt, *self.token_ids][: self._in_place]
             self._has_engine = False
+            self._counts = replace(self._counts)  # the runner goes on counting
             self._engine._turnstile.leave()
 
     def _step(self, session: _core.Session) -> StepTokens:
         runner, times = self._engine.runner, self._times
-        before = runner.counts
         t0 = time.perf_counter()
         bucket = session.plan(runner.staging)
         t1 = time.perf_counter()
@@ -467,7 +468,6 @@ class Generation:
                 break
             self._in_place += 1  # a path that the next step need not move
         logprobs = self._note(session, tokens)
-        self._counts = self._counts.plus(runner.counts, before)
         t3 = time.perf_counter()
         times["plan_time_s"] += t1 - t0
         times["forward_time_s"] += t2 - t1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -116,6 +115,7 @@ class ModelRunner(ABC):
 
     def begin(self, rules: LogitRules | None) -> None:
         """See `Runner`."""
+        self.counts = StepCounts()
         self._request = None
         if rules is not None:
             self._request = RequestLogits(
@@ -175,14 +175,8 @@ class ModelRunner(ABC):
     def wait(self) -> npt.NDArray[np.int32]:
         """See `Runner`."""
         self.buffers.wait()
-        self._count(host_syncs=1)
+        self.counts.host_syncs += 1
         return self.buffers.host_output[: self._launched]
-
-    def _count(self, **more: int) -> None:
-        counts: Any = self.counts
-        self.counts = counts._replace(
-            **{name: getattr(counts, name) + n for name, n in more.items()}
-        )
 
     @torch.inference_mode()
     def probabilities(self) -> npt.NDArray[np.float64]:
@@ -191,7 +185,7 @@ class ModelRunner(ABC):
         plan = self.buffers.view(self._launched)
         logits = self._last_logits(n)
         probs: Tensor = self.model.ops.probabilities(logits, plan.temperature[:n], plan.sampling)
-        self._count(host_syncs=1)
+        self.counts.host_syncs += 1
         return np.ascontiguousarray(probs.cpu().numpy(), dtype=np.float64)
 
     def choose(self, row: int, processor: Callable[[Tensor], Tensor]) -> int:
@@ -202,7 +196,7 @@ class ModelRunner(ABC):
             logits = self.model.logits(hidden, self._logits[row : row + 1])
         mode = select_mode(self.buffers.header())
         plan = self.buffers.view(self._launched)
-        self._count(host_syncs=1)
+        self.counts.host_syncs += 1
         return self._request.choose(row, logits, plan, processor, self.model.ops, mode)
 
     def logprobs(
@@ -210,7 +204,7 @@ class ModelRunner(ABC):
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         """See `Runner`."""
         assert self._request is not None  # rules that ask for them
-        self._count(host_syncs=1)
+        self.counts.host_syncs += 1
         return self._request.logprobs(rows)
 
     def extend(self, token_ids: Sequence[int]) -> None:

@@ -117,15 +117,17 @@ class GraphRunner(ModelRunner):
         replay = self._graphs.get(shape)
         if replay is not None:
             replay()
-            self._count(graph_steps=1)
+            self.counts.graph_steps += 1
         elif self.failure:
             self.step.run(shape)
-            self._count(graph_fallbacks=1)
+            self.counts.graph_fallbacks += 1
         else:
             # Not run for warming up and then again: moving the last path twice would spoil it.
             self._backend.run(lambda: self.step.run(shape))
-            captured = self._capture(shape)
-            self._count(graph_captures=int(captured), graph_fallbacks=int(not captured))
+            if self._capture(shape):
+                self.counts.graph_captures += 1
+            else:
+                self.counts.graph_fallbacks += 1
         if processing is not None:
             self.step.choose(replace(shape, n_verify=header.n_verify), mode, processing)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +16,9 @@ from ptd_engine.runner.request_logits import LogitRules
 PromptObserver = Callable[[int, npt.NDArray[np.int32]], None]
 
 
-class StepCounts(NamedTuple):
-    """What a runner did in its steps since it was made.
+@dataclass(slots=True)
+class StepCounts:
+    """What a runner did in its steps since `begin`; it goes on counting in the same object.
 
     Attributes:
         host_syncs: times the host waited for the device; once a step is the floor. A step's
@@ -31,10 +33,6 @@ class StepCounts(NamedTuple):
     graph_steps: int = 0
     graph_captures: int = 0
     graph_fallbacks: int = 0
-
-    def plus(self, after: StepCounts, before: StepCounts) -> StepCounts:
-        """These and what was counted between two times."""
-        return StepCounts(*(n + b - a for n, b, a in zip(self, after, before, strict=True)))
 
 
 class Runner(Protocol):
@@ -62,7 +60,7 @@ class Runner(Protocol):
 
     @property
     def counts(self) -> StepCounts:
-        """What its steps did so far."""
+        """What its steps did since `begin`."""
         ...
 
     @property

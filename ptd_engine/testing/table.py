@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ptd_engine.kernels import SelectMode, select_ops
-from ptd_engine.runner import LogitRules, PlanView, RequestLogits
+from ptd_engine.runner import LogitRules, PlanView, RequestLogits, StepCounts
 from ptd_engine.runner.buffers import FILTERS, SAMPLES
 from ptd_engine.testing.toy import ToyRunner
 
@@ -50,6 +50,7 @@ class TableRunner(ToyRunner):
 
     def begin(self, rules: LogitRules | None) -> None:
         """See `Runner`."""
+        self.counts = StepCounts()
         self._request = None
         if rules is not None:
             self._request = RequestLogits(

@@ -120,6 +120,7 @@ class ToyRunner:
 
     def begin(self, rules: LogitRules | None) -> None:
         """See `Runner`: a model without logits has none to process."""
+        self.counts = StepCounts()
         assert rules is None, "use a TableRunner"
 
     def reusable(self, rows: int, *, prompt_len: int) -> int:
@@ -184,7 +185,7 @@ class ToyRunner:
 
     def wait(self) -> npt.NDArray[np.int32]:
         """See `Runner`."""
-        self.counts = self.counts._replace(host_syncs=self.counts.host_syncs + 1)
+        self.counts.host_syncs += 1
         return self._output
 
     def probabilities(self) -> npt.NDArray[np.float64]:
