@@ -6,11 +6,9 @@ print(llm.generate("The sky is", SamplingParams(max_new_tokens=32)).text)
 
 from __future__ import annotations
 
-import difflib
 import logging
-import operator
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Never, Self
 
 import torch
@@ -25,11 +23,11 @@ from ptd_engine.config import MAX_TREE_NODES, ResolvedParams, SamplingParams
 from ptd_engine.drafter_view import DrafterView
 from ptd_engine.drafters import DrafterSpec, make_drafter, resolve
 from ptd_engine.engine import Engine, Generation, check_params, check_reuse_prefix
-from ptd_engine.errors import ConfigError, PromptError, UnavailableError, shown
+from ptd_engine.errors import ConfigError, PromptError
 from ptd_engine.kv_cache import check_context_memory, row_bytes
+from ptd_engine.llm_arguments import checked_length, no_prompt, refuse_unknown, resolve_device
 from ptd_engine.memory_plan import Planner
 from ptd_engine.model import CausalLM, ModelConfig, load_model
-from ptd_engine.model.config import MAX_CONTEXT
 from ptd_engine.model.precision import resolve_precision
 from ptd_engine.outputs import Chunk, ChunkStream, GenerationOutput, TokenLogprobs, Usage
 from ptd_engine.runner import (
@@ -140,7 +138,7 @@ class LLM:
             UnavailableError: a device or backend that is not here, or graphs that are required.
             DistributedError: a rank did not start, or could not load its part.
         """
-        _refuse("LLM.from_pretrained", unknown)
+        refuse_unknown("LLM.from_pretrained", unknown, _LOADING)
         if generation_config not in ("auto", "none"):
             raise ConfigError.for_field("generation_config", generation_config, "'auto' or 'none'")
         check_reuse_prefix(reuse_prefix)
@@ -153,12 +151,14 @@ class LLM:
         checkpoint = open_checkpoint(path)
         config = ModelConfig.from_hf(checkpoint.config)
         trained = config.max_position_embeddings
-        length = _checked_length(
+        length = checked_length(
             min(trained, DEFAULT_MAX_SEQ_LEN) if max_seq_len is None else max_seq_len
         )
         precision = resolve_precision(dtype, checkpoint.dtype_name, target, kernels)
+        tokenizer = text.load_tokenizer(path)
+        made = _make_drafter(drafter, target, config, tokenizer)
         if tensor_parallel == 1:
-            needs = make_drafter(drafter, device_type=target.type).needs()
+            needs = made.needs()
             planner = Planner(
                 checkpoint,
                 precision=precision,
@@ -176,7 +176,6 @@ class LLM:
                 length,
                 trained,
             )
-        tokenizer = text.load_tokenizer(path)
         defaults = GenerationDefaults()
         if generation_config == "auto":
             defaults = load_generation_defaults(path)
@@ -209,7 +208,7 @@ class LLM:
                 loaded,
                 tokenizer,
                 max_seq_len=length,
-                drafter=drafter,
+                drafter=made,
                 defaults=defaults,
                 reuse_prefix=reuse_prefix,
                 on_busy=on_busy,
@@ -246,12 +245,9 @@ class LLM:
             node_buckets: row counts that steps are padded to; None: what suits the device.
             ranks: whose `model` this is, if it is one rank's part.
         """
-        max_seq_len = _checked_length(max_seq_len)
+        max_seq_len = checked_length(max_seq_len)
         _check_memory(model.config, max_seq_len, model.dtype, model.device)
-        eos_ids = tuple(sorted({*model.config.eos_token_ids, *tokenizer.eos_token_ids}))
-        made = make_drafter(drafter, device_type=model.device.type, eos_ids=eos_ids)
-        if isinstance(made, _core.PTDDrafter) and made.initialisation == "ner":
-            made.set_seed_source(text.EntitySeeds(tokenizer))
+        made = _make_drafter(drafter, model.device, model.config, tokenizer)
         needs = made.needs()
         # The rest of the output matrix is padding: those ids have no text.
         vocab_size = min(model.config.vocab_size, tokenizer.vocab_size)
@@ -273,7 +269,7 @@ class LLM:
             made,
             max_seq_len=max_seq_len,
             vocab_size=vocab_size,
-            eos_token_ids=eos_ids,
+            eos_token_ids=_eos_ids(model.config, tokenizer),
             on_busy=on_busy,
             reuse_prefix=reuse_prefix,
             step_times=step_times,
@@ -347,9 +343,9 @@ class LLM:
                 )
             return ids
         if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Sequence):
-            raise _no_prompt(prompt)
+            raise no_prompt(prompt)
         if prompt and isinstance(prompt[0], str | Mapping | Sequence):
-            raise _no_prompt(prompt)
+            raise no_prompt(prompt)
         return [*prompt]
 
     def encode_chat(
@@ -389,7 +385,7 @@ class LLM:
             EngineError: the model's output is not finite, or that of a logits_processor no logits.
         """
         with Feed(streamer) as feed:
-            _refuse("generate", unknown)
+            refuse_unknown("generate", unknown, _LOADING)
             return self._last_output(self.encode(prompt), params, feed)
 
     def stream(
@@ -410,7 +406,7 @@ class LLM:
             params: how to decode.
             trees: let every chunk hold the step's tree, to show it; costs a copy a step.
         """
-        _refuse("stream", unknown)
+        refuse_unknown("stream", unknown, _LOADING)
         return self._stream(self.encode(prompt), params, trees=trees)
 
     def chat(
@@ -436,7 +432,7 @@ class LLM:
                 a role, a key, tools or a variable.
         """
         with Feed(streamer) as feed:  # around all that may fail: somebody may wait for the end
-            _refuse("chat", unknown)
+            refuse_unknown("chat", unknown, _LOADING)
             prompt = self.encode_chat(messages, tools=tools, template_kwargs=template_kwargs)
             return self._last_output(prompt, params, feed)
 
@@ -451,7 +447,7 @@ class LLM:
         **unknown: Never,
     ) -> ChunkStream:
         """As `chat`, in chunks; `trees` as for `stream`."""
-        _refuse("stream_chat", unknown)
+        refuse_unknown("stream_chat", unknown, _LOADING)
         prompt = self.encode_chat(messages, tools=tools, template_kwargs=template_kwargs)
         return self._stream(prompt, params, trees=trees)
 
@@ -543,6 +539,20 @@ class LLM:
         yield Chunk(pieces[-1], [], 0, output)
 
 
+def _eos_ids(config: ModelConfig, tokenizer: text.Tokenizer) -> tuple[int, ...]:
+    return tuple(sorted({*config.eos_token_ids, *tokenizer.eos_token_ids}))
+
+
+def _make_drafter(
+    drafter: DrafterSpec, device: torch.device, config: ModelConfig, tokenizer: text.Tokenizer
+) -> _core.Drafter:
+    eos_ids = _eos_ids(config, tokenizer)
+    made = make_drafter(drafter, device_type=device.type, eos_ids=eos_ids)
+    if isinstance(made, _core.PTDDrafter) and made.initialisation == "ner":
+        made.set_seed_source(text.EntitySeeds(tokenizer))
+    return made
+
+
 def _say(defaults: GenerationDefaults) -> None:
     """Log what generation_config.json changes: a request that says nothing is altered by it."""
     taken = {name: value for name, value in defaults.taken({}).items() if value != 0.0}
@@ -559,88 +569,6 @@ def _say(defaults: GenerationDefaults) -> None:
         )
 
 
-def resolve_device(device: str) -> torch.device:
-    """The torch device of a name.
-
-    Raises:
-        ConfigError: not a device name.
-        UnavailableError: a GPU was asked for and torch sees none.
-    """
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ConfigError.for_field(
-            "device", device, "'auto', 'cpu', 'cuda' or 'cuda:N'"
-        ) from error
-    if found.type not in ("cpu", "cuda"):
-        raise ConfigError.for_field("device", device, "'auto', 'cpu', 'cuda' or 'cuda:N'")
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise UnavailableError.for_field(
-            "device",
-            device,
-            "'cpu' on this machine",
-            "torch sees no GPU: install a CUDA build of torch and check nvidia-smi.",
-        )
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        raise UnavailableError.for_field(
-            "device", device, f"cuda:0 to cuda:{torch.cuda.device_count() - 1}"
-        )
-    return found
-
-
-def _no_prompt(prompt: object) -> PromptError:
-    """The error for what is neither a text nor a list of token ids."""
-    hint = "Decode bytes to text; take .tolist() of an array."
-    first = prompt[0] if isinstance(prompt, Sequence) and prompt else None
-    if isinstance(prompt, Mapping) or isinstance(first, Mapping):
-        hint = "Messages go to llm.chat(messages), or llm.stream_chat(messages)."
-    elif isinstance(first, str | Sequence):
-        hint = "One prompt a request: call it for each."
-    return PromptError.for_field("prompt", prompt, "a string or a list of token ids", hint)
-
-
-def _refuse(call: str, unknown: Mapping[str, object]) -> None:
-    """Raise ConfigError for arguments that a call does not have, saying where they belong."""
-    sampling = [field.name for field in fields(SamplingParams)]
-    loading = [*(LLM.from_pretrained.__kwdefaults__ or ())]
-    for name, value in unknown.items():
-        message = f"{call} has no argument {name} (={shown(value)})."
-        near = difflib.get_close_matches(name, sampling, 1)
-        if call == "LLM.from_pretrained":
-            close = difflib.get_close_matches(name, loading, 1)
-            hint = f"It has {', '.join(loading)}."
-            if close:
-                hint = f"Did you mean {close[0]}?"
-            elif name in sampling:
-                hint = f"It belongs to a request: generate(prompt, SamplingParams({name}=...))."
-        elif isinstance(value, SamplingParams):
-            hint = f"It is the second one, params: {call}(..., params)."
-        elif name in loading:
-            hint = f"It belongs to LLM.from_pretrained(model, {name}=...)."
-        elif name == "streamer":
-            hint = "Its chunks are the stream; generate and chat take a streamer."
-        elif near:
-            hint = (
-                f"How to decode goes into one object: {call}(..., SamplingParams({near[0]}=...))."
-            )
-        else:
-            hint = f"How to decode goes into SamplingParams, which has {', '.join(sampling)}."
-        raise ConfigError(f"{message} {hint}")
-
-
-def _checked_length(value: object) -> int:
-    ok = hasattr(value, "__index__") and not isinstance(value, bool)  # numpy's integers too
-    if not ok or not 2 <= operator.index(value) <= MAX_CONTEXT:  # type: ignore[arg-type]
-        raise ConfigError.for_field(
-            "max_seq_len",
-            value,
-            f"an integer from 2 (one prompt token and one output token) to {MAX_CONTEXT}",
-        )
-    return operator.index(value)  # type: ignore[arg-type]
-
-
 def _check_memory(
     config: ModelConfig, length: int, dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -655,3 +583,6 @@ def _check_needs(needs: _core.DrafterNeeds, vocab_size: int) -> None:
     ):
         if not 0 <= value <= most:
             raise ConfigError.for_field(f"drafter.needs().{field}", value, f"0 to {most}")
+
+
+_LOADING = tuple(LLM.from_pretrained.__kwdefaults__ or ())

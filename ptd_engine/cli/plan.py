@@ -139,7 +139,7 @@ def _device(name: str) -> torch.device:
     """The device to plan for; it need not be on this machine."""
     import torch
 
-    from ptd_engine.llm import resolve_device
+    from ptd_engine.llm_arguments import resolve_device
 
     try:
         return resolve_device(name)

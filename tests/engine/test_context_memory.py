@@ -56,9 +56,10 @@ def test_the_message_has_the_length_both_amounts_and_what_to_do(
 
 
 def test_it_is_refused_before_weights_are_read(
-    tiny_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    tiny_dir: Callable[[str], Path], tokenizer: text.Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave(monkeypatch, 10**6)
+    monkeypatch.setattr(text, "load_tokenizer", lambda path: tokenizer)  # the directory has none
     read: list[object] = []
     monkeypatch.setattr("ptd_engine.llm.load_model", lambda *args, **kwargs: read.append(args))
     said = r"^max_seq_len=10000000 .*\(1000000 bytes\) are available"

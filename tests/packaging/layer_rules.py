@@ -73,11 +73,13 @@ PYTHON_RULES: Mapping[str, Rule] = {
     ),
     # 9
     "drafter_view": _rule({"errors", "_core"}, "rich"),
+    "llm_arguments": _rule(_BASE | {"model"}, "torch"),
     "llm": _rule(
         _EXECUTION
         | {
             "_core",
             "drafter_view",
+            "llm_arguments",
             "drafters",
             "hub",
             "text",
@@ -98,7 +100,7 @@ PYTHON_RULES: Mapping[str, Rule] = {
     "cli": _rule(
         _EXECUTION
         | {"_core", "drafter_configs", "drafter_view", "drafters", "hub", "text", "runner"}
-        | {"memory_plan", "engine", "llm", "server", "tensor_parallel", FACADE},
+        | {"memory_plan", "engine", "llm", "llm_arguments", "server", "tensor_parallel", FACADE},
         *("torch", "numpy", "typer", "rich"),
     ),
     "server": _rule(
