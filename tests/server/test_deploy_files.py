@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -63,5 +64,7 @@ def test_what_the_container_copies_is_there() -> None:
         assert (ROOT / name).exists()
         assert f"!{name}" in ignored
     # Everything that building the package reads.
-    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "csrc"):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "csrc"):
         assert name in copied
+    assert {*project["license-files"]} <= {*copied}
