@@ -17,6 +17,7 @@ from bench.prompt_sets import add_prompt_set_arguments
 from ptd_engine.drafters import DrafterConfig, DrafterSpec, resolve
 
 if TYPE_CHECKING:
+    from ptd_engine.llm import LLM
     from ptd_engine.model import CausalLM
     from ptd_engine.runner import Runner
 
@@ -57,6 +58,23 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--raw", action="store_true", help="no chat template")
     parser.add_argument("--max-new-tokens", type=positive, default=128, metavar="N")
     parser.add_argument("--repeats", type=positive, default=3, metavar="R")
+
+
+def load_plain(args: argparse.Namespace) -> LLM:
+    """The model that `add_model_arguments` asks for, without a drafter; what decides how it decodes
+    are the command line's settings alone.
+    """
+    from ptd_engine.llm import LLM
+
+    return LLM.from_pretrained(
+        args.model,
+        dtype=args.dtype,
+        device=args.device,
+        kernels=args.kernels,
+        num_threads=args.threads,
+        drafter="none",
+        generation_config="none",
+    )
 
 
 def model_settings(args: argparse.Namespace, model: CausalLM) -> dict[str, Any]:

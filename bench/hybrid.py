@@ -16,6 +16,7 @@ from bench.common import (
     add_model_arguments,
     add_prompt_arguments,
     integers,
+    load_plain,
     model_settings,
     ratio,
 )
@@ -91,15 +92,7 @@ def run(args: argparse.Namespace) -> Document:
         max_new_tokens=args.max_new_tokens, temperature=args.temperature, seed=args.seed
     )
     sets = load_sets(args)
-    base = LLM.from_pretrained(
-        args.model,
-        dtype=args.dtype,
-        device=args.device,
-        kernels=args.kernels,
-        num_threads=args.threads,
-        drafter=PLAIN,
-        generation_config="none",
-    )
+    base = load_plain(args)
     as_chat = chat_form(base, False if args.raw else None)
     prompts = [
         PromptRuns(s.name, item.id, encode(base, item.text, as_chat=as_chat), {})

@@ -22,9 +22,9 @@ from bench.model_shapes import load_shape
 from bench.report import Document, make_table
 from bench.step_model import StepModel
 from ptd_engine.errors import ConfigError
-from ptd_engine.kernels import select_ops
+from ptd_engine.kernels import Ops, select_ops
 from ptd_engine.model import ModelConfig
-from ptd_engine.model.precision import resolve_precision
+from ptd_engine.model.precision import Precision, resolve_precision
 
 DEMO_SHAPE = "smollm2-135m"
 _LAUNCH_US = 0.3  # a barrier of the threads, of which an operation has one (docs/log.md)
@@ -150,18 +150,27 @@ def _measured(document: Mapping[str, Any]) -> Iterator[tuple[int, int, float]]:
             yield prefix, rows, 1e3 * (seconds + prefix * slope)
 
 
+def _cpu_ops(
+    config: ModelConfig, dtype: str, num_threads: int | None = None
+) -> tuple[Precision, Ops]:
+    cpu = torch.device("cpu")
+    precision = resolve_precision(dtype, None, cpu)
+    ops = select_ops(
+        "cpu",
+        cpu,
+        precision.dtype,
+        config.head_dim,
+        weight_format=precision.weight_format,
+        num_threads=num_threads,
+    )
+    return precision, ops
+
+
 def _weight_bytes(config: ModelConfig, dtype: str) -> int:
     """As the CPU's kernels pack them."""
     from ptd_engine.memory_plan import count_weights
 
-    precision = resolve_precision(dtype, None, torch.device("cpu"))
-    ops = select_ops(
-        "cpu",
-        torch.device("cpu"),
-        precision.dtype,
-        config.head_dim,
-        weight_format=precision.weight_format,
-    )
+    precision, ops = _cpu_ops(config, dtype)
     return count_weights(config, config, precision, ops).read
 
 
@@ -169,15 +178,7 @@ def measured_tflops(config: ModelConfig, dtype: str) -> float:
     """10^12 operations/s of one thread in a product with so many rows that arithmetic is its limit:
     the best of many, since a machine with other work gives no thread all of its time.
     """
-    precision = resolve_precision(dtype, None, torch.device("cpu"))
-    ops = select_ops(
-        "cpu",
-        torch.device("cpu"),
-        precision.dtype,
-        config.head_dim,
-        weight_format=precision.weight_format,
-        num_threads=1,
-    )
+    precision, ops = _cpu_ops(config, dtype, num_threads=1)
     outputs, inputs = 2 * config.intermediate_size, config.hidden_size
     draw = torch.Generator().manual_seed(0)
     weight = torch.randn(outputs, inputs, generator=draw).to(precision.dtype)

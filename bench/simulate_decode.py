@@ -17,6 +17,7 @@ from bench.common import (
     add_model_arguments,
     add_prompt_arguments,
     choose_drafters,
+    load_plain,
     model_settings,
     ratio,
 )
@@ -55,15 +56,7 @@ def run(args: argparse.Namespace) -> Document:
     device = replaced(GPUS[args.gpu], args.set)
     host = load_host_times(args.host_times)
     model = step_model(device, load_shape(args.shape), args.weights, 1, graphs=True)
-    base = LLM.from_pretrained(
-        args.model,
-        dtype=args.dtype,
-        device=args.device,
-        kernels=args.kernels,
-        num_threads=args.threads,
-        drafter=PLAIN,
-        generation_config="none",
-    )
+    base = load_plain(args)
     choice = choose_drafters([args.drafter], base.model.device.type)[0]
     as_chat = chat_form(base, False if args.raw else None)
     sets = load_sets(args)
