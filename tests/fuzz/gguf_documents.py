@@ -186,7 +186,7 @@ def _change_pair(pair: Pair, choices: Choices) -> None:
     match choices.below(5):
         case 0:
             pair.kind = choices.one_of(_KINDS)
-        case 1 if isinstance(pair.value, tuple):
+        case 1 if isinstance(pair.value, tuple) and isinstance(pair.value[1], list):
             kind, items = pair.value
             at = choices.below(len(items) + 1)
             odd = choices.one_of(_NUMBERS if kind != STRING else ODD)
