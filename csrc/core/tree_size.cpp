@@ -12,6 +12,7 @@ constexpr double kFullTokens = 1.5;
 constexpr double kFirstSteps = 5.0;  // steps' worth of belief that it will be drafted well
 constexpr double kBelief = 0.5;      // accepted nodes' worth of belief in the probabilities
 constexpr double kLenience = 2.5;    // so many times too much may be promised and still be believed
+constexpr double kMostTrust = 2.0;   // times what is promised
 constexpr double kMemory = 0.97;     // a step's weight in the sums, one step later
 
 }  // namespace
@@ -23,9 +24,10 @@ double TreeSize::later_tokens() const {
 
 // A text that cannot be foretold would else pay for rows that are each less likely than they seem.
 // A little too much is promised of any text, by small trees most, and they would become smaller
-// yet.
+// yet. Where more comes true than was promised, as in text that repeats itself, that is believed.
 double TreeSize::honesty() const {
-  return std::min(1.0, kLenience * (accepted_ + kBelief) / (promised_ + kBelief));
+  const double kept = (accepted_ + kBelief) / (promised_ + kBelief);
+  return std::clamp(kept, std::min(1.0, kLenience * kept), kMostTrust);
 }
 
 int TreeSize::choose(Span<const float> probabilities, int other_rows, int prefix_len,

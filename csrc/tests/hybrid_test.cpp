@@ -48,6 +48,27 @@ void test_text_table_counts_and_forgets() {
   CHECK(table.find(std::uint64_t{4999} << 20) == nullptr);
 }
 
+void test_long_paths_count_where_they_hold() {
+  PathDiscount discount;
+  const float usual = discount.value();
+  CHECK(usual < 1.0f);
+  for (int step = 0; step < 30; ++step) {  // eight of nine nodes, each 0.9
+    discount.begin_step();
+    for (int node = 0; node < 9; ++node) discount.observe(0.9, node < 8);
+  }
+  CHECK(discount.value() > 0.95f && discount.value() <= 1.0f);
+  for (int step = 0; step < 100; ++step) {
+    discount.begin_step();
+    discount.observe(0.5, false);
+  }
+  CHECK(discount.value() == usual);  // never less
+  discount.begin_step();
+  for (int node = 0; node < 99; ++node) discount.observe(0.5, true);
+  CHECK(discount.value() == 1.0f);  // nor more than the probabilities themselves
+  discount.begin();
+  CHECK(discount.value() == usual);
+}
+
 void test_acceptance_learns_who_is_right() {
   AcceptanceModel model;
   AcceptanceModel::Node node;
@@ -178,6 +199,7 @@ void test_a_request_with_drafts_and_a_budget_by_cost() {
 int main() {
   test_keys_name_the_last_tokens();
   test_text_table_counts_and_forgets();
+  test_long_paths_count_where_they_hold();
   test_acceptance_learns_who_is_right();
   test_more_tokens_than_a_node_holds();
   test_cost_follows_what_is_measured();

@@ -95,6 +95,20 @@ void test_a_little_too_much_promised_is_forgiven() {
   }
 }
 
+void test_promises_that_are_surpassed_are_believed_more() {
+  const StepCost cost = linear_cost(0.1);
+  const std::vector<float> promised(20, 0.08f);
+  const auto after = [&](int accepted) {  // 1.4 tokens a second
+    TreeSize size;
+    for (int step = 0; step < 30; ++step) {
+      size.observe(2.0, accepted, 1 + accepted, (1 + accepted) / 1.4);
+    }
+    return choose(size, promised, cost);
+  };
+  CHECK(after(2) == 0);   // 0.09 for a row that costs 0.14
+  CHECK(after(5) == 20);  // twice as much, not more: 0.17
+}
+
 }  // namespace
 
 int main() {
@@ -104,4 +118,5 @@ int main() {
   test_an_uncertain_step_takes_what_suits_the_text();
   test_broken_promises_end_in_plain_decoding();
   test_a_little_too_much_promised_is_forgiven();
+  test_promises_that_are_surpassed_are_believed_more();
 }

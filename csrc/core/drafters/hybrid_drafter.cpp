@@ -11,11 +11,7 @@ namespace {
 
 constexpr float kLeastProbability = 1e-4f;
 constexpr float kLeastShare = 0.2f;  // of the last tree's least probable node: worth remembering
-// A path's nodes share their luck, and the best paths are those that were judged too well: each
-// node below the first counts this much less. (Chosen on other prompts than those of the
-// benchmarks.)
-constexpr float kDepthDiscount = 0.85f;
-constexpr int kExploreEvery = 128;  // steps; then a neighbouring size is measured
+constexpr int kExploreEvery = 128;   // steps; then a neighbouring size is measured
 constexpr int kPoolNodesPerKey = 60;
 constexpr int kPoolMaxKeys = 4096;
 
@@ -55,6 +51,7 @@ void HybridDrafter::begin(Span<const TokenId> prompt) {
   if (!options_.keep_statistics) {
     model_.reset();
     tree_size_.begin();
+    path_discount_.begin();
   }
   sources_.begin(options_.keep_tables);
   for (const TokenId token : prompt) sources_.append(token);
@@ -94,7 +91,7 @@ void HybridDrafter::expand(int row, int depth, float probability) {
                   model_, node_);
   const float least = std::max(kLeastProbability, kLeastShare * least_);
   for (int i = 0; i < node_.size(); ++i) {
-    const float path = (depth > 0 ? kDepthDiscount : 1.0f) * probability * node_.probability(i);
+    const float path = (depth > 0 ? discount_ : 1.0f) * probability * node_.probability(i);
     if (path < least) continue;
     frontier_.push_back({path, row, node_.token(i), node_.sources(i)});
     std::push_heap(frontier_.begin(), frontier_.end());
@@ -114,6 +111,7 @@ void HybridDrafter::plan_tree(int budget, int max_depth) {
   places_.assign(1, sources_.text_end());
   depths_.assign(1, 0);
   if (budget <= 0 || max_depth <= 0) return;
+  discount_ = path_discount_.value();
   const auto& eos = options_.eos_ids;
   expand(0, 0, 1.0f);
   while (!frontier_.empty()) {
@@ -129,7 +127,7 @@ void HybridDrafter::plan_tree(int budget, int max_depth) {
     const bool ends = std::find(eos.begin(), eos.end(), best.token) != eos.end();
     if (ends || depths_.back() >= max_depth) continue;
     // Asking the sources is most of the work: not where what waits already fills the tree.
-    if (!filled_above(kDepthDiscount * best.probability, budget - row)) {
+    if (!filled_above(discount_ * best.probability, budget - row)) {
       expand(row, depths_.back(), best.probability);
     }
   }
@@ -193,9 +191,15 @@ void HybridDrafter::learn(const StepOutcome& outcome) {
                     node_);
     model_.learn(node_, truth);
   }
+  path_discount_.begin_step();
   for (std::size_t row = 1; row < n_verify; ++row) {
     PlannedNode& node = planned_[row - 1];
     node.accepted = on_path_[row];
+    const auto above = static_cast<std::size_t>(node.parent);
+    if (above > 0 && on_path_[above]) {
+      const double path = static_cast<double>(discount_ * planned_[above - 1].probability);
+      path_discount_.observe(static_cast<double>(node.probability) / path, node.accepted);
+    }
     for (std::size_t s = 0; s < counts_.size(); ++s) {
       if (!(node.sources >> s & 1u)) continue;
       ++counts_[s].proposed;

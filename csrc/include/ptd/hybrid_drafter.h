@@ -10,6 +10,7 @@
 #include "ptd/draft_sources.h"
 #include "ptd/draft_tree.h"
 #include "ptd/drafter.h"
+#include "ptd/path_discount.h"
 #include "ptd/step_cost.h"
 #include "ptd/tree_size.h"
 
@@ -95,6 +96,8 @@ class HybridDrafter final : public Drafter {
   DraftTree draft_tree_;
   StepCost cost_;
   TreeSize tree_size_;
+  PathDiscount path_discount_;
+  float discount_ = 1.0f;        // of the tree at hand
   std::vector<float> promises_;  // of planned_
   int prefix_len_ = 0;           // of the step at hand
   TokenId root_ = kNoToken;      // its row 0
