@@ -91,7 +91,9 @@ def run(args: argparse.Namespace) -> Document:
         )
         elapsed = time.perf_counter() - begin
         growth = memory.stop()
-    results = _results(tally, elapsed, offline, growth)
+    results = {**_results(tally, elapsed, offline, growth), "exit_status": process.returncode}
+    if process.returncode != 0:
+        tally.faults.append(f"the server ended with status {process.returncode} at SIGTERM")
     return Document(
         "serve",
         correct=not tally.faults and growth["growth_mib"] <= MAX_GROWTH_MIB,

@@ -14,6 +14,12 @@ from typing import Any, Literal
 Outcome = Literal["answered", "refused", "invalid", "left", "wrong", "lost"]
 
 _LONGEST_WAIT_S = 2.0  # after a 429, whatever it says
+_IDLE_S = 60.0  # for the engine to be free once nobody asks
+# What a server that is broken makes of a client here.
+_BROKEN = (
+    *(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError),
+    *(TimeoutError, ValueError, LookupError, TypeError),
+)
 _PROBE_EVERY_S = 0.1
 _PATH = "/v1/chat/completions"
 
@@ -37,7 +43,7 @@ class Tally:
         tokens: of the answers that were read to their end.
         first_s, total_s: of these, seconds to the first part of streams and to the end.
         health_s: seconds that /health took.
-        faults: what was wrong or lost.
+        faults: what was wrong or lost, or otherwise not as it must be.
     """
 
     outcomes: Counter[Outcome] = field(default_factory=Counter)
@@ -59,6 +65,7 @@ async def load(
     """Have clients ask one request after another for some time; returns after the last answer.
 
     Of ten requests one is left in the middle and one is not valid; half of the others are streams.
+    A server that answers none of them, or whose engine is not free behind the last, is at fault.
 
     Args:
         timeout_s: of a request; one that takes longer is lost.
@@ -74,6 +81,10 @@ async def load(
     )
     probe.cancel()
     await asyncio.gather(probe, return_exceptions=True)
+    if not tally.outcomes["answered"]:
+        tally.faults.append("no request was answered")
+    if not await _is_idle(port, min(_IDLE_S, timeout_s)):
+        tally.faults.append("the engine is not free, though nobody asks")
     return tally
 
 
@@ -96,7 +107,7 @@ async def _client(
                     await _send_invalid(port, tally)
                 else:
                     wait_s = await _ask(port, case, tally, stream=kind < 0.6)
-        except (OSError, asyncio.IncompleteReadError, TimeoutError, ValueError) as error:
+        except _BROKEN as error:
             tally.fault("lost", f"{type(error).__name__} {error}")
         await asyncio.sleep(wait_s)
 
@@ -118,8 +129,10 @@ async def _ask(port: int, case: Case, tally: Tally, *, stream: bool) -> float:
             if status != 200:
                 tally.fault("lost", f"status {status}: {document}")
                 return 0.0
-            text = document["choices"][0]["message"]["content"]
-            tokens = document["usage"]["completion_tokens"]
+            [choice] = document["choices"]
+            if choice["finish_reason"] not in ("stop", "length"):
+                raise ValueError(f"an answer without its end: {choice}")
+            text, tokens = choice["message"]["content"], document["usage"]["completion_tokens"]
     finally:
         writer.close()
     tally.total_s.append(time.perf_counter() - begin)
@@ -156,12 +169,17 @@ async def _read_stream(reader: asyncio.StreamReader, begin: float, tally: Tally)
 
 async def _leave(port: int, case: Case, tally: Tally, rng: random.Random) -> None:
     """Close the connection at once, or after a part of a stream."""
-    _, writer = opened = await _open(port, "POST", _PATH, {**case.body, "stream": True})
+    reader, writer = await _open(port, "POST", _PATH, {**case.body, "stream": True})
+    status = 200
     if rng.random() < 0.7:
-        await opened[0].readline()
-        await opened[0].read(rng.randint(1, 400))
+        status, _ = await _head(reader)
+        if not await reader.read(rng.randint(1, 400)):
+            raise ValueError("an answer without a body")
     writer.close()
-    tally.outcomes["left"] += 1
+    if status in (200, 429):
+        tally.outcomes["left" if status == 200 else "refused"] += 1
+    else:
+        tally.fault("lost", f"status {status} for a stream")
 
 
 async def _send_invalid(port: int, tally: Tally) -> None:
@@ -178,14 +196,38 @@ async def _probe(port: int, tally: Tally) -> None:
     """Ask /health again and again."""
     while True:
         begin = time.perf_counter()
-        reader, writer = await _open(port, "GET", "/health")
-        status, _ = await _head(reader)
-        await reader.read()
-        writer.close()
-        tally.health_s.append(time.perf_counter() - begin)
-        if status != 200:
-            tally.fault("lost", f"/health says {status}")
+        try:
+            status, _ = await _health(port)
+        except _BROKEN as error:
+            tally.faults.append(f"/health: {type(error).__name__} {error}")
+        else:
+            tally.health_s.append(time.perf_counter() - begin)
+            if status != 200:
+                tally.faults.append(f"/health says {status}")
         await asyncio.sleep(_PROBE_EVERY_S)
+
+
+async def _is_idle(port: int, limit_s: float) -> bool:
+    """Wait until no request runs or waits; False if that does not happen in time."""
+    deadline = time.perf_counter() + limit_s
+    while time.perf_counter() < deadline:
+        try:
+            _, state = await _health(port)
+            if state["running"] == state["waiting"] == 0:
+                return True
+        except _BROKEN:
+            return False
+        await asyncio.sleep(_PROBE_EVERY_S)
+    return False
+
+
+async def _health(port: int) -> tuple[int, Any]:
+    """Status and document of /health."""
+    reader, writer = await _open(port, "GET", "/health")
+    status, _ = await _head(reader)
+    document = json.loads(await reader.read())
+    writer.close()
+    return status, document
 
 
 async def _open(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import hybrid_tables, renderers, simulate_tables
+from bench import hybrid_tables, renderers, serve_tables, simulate_tables, tuning_tables
 from bench.renderers import Document
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -104,6 +104,19 @@ BLOCKS = (
         ],
         renderers.render_verified,
     ),
+    Block(
+        "docs/tuning.md",
+        "budgets",
+        ["hybrid/hybrid.json", "step_bfloat16.json"],
+        tuning_tables.render_budgets,
+    ),
+    Block(
+        "docs/tuning.md",
+        "weights",
+        ["quality_cpu.json", "step_bfloat16.json", "step_int8.json"],
+        tuning_tables.render_weights,
+    ),
+    Block("docs/deployment.md", "load", ["serve_cpu.json"], serve_tables.render_load),
     *(
         Block("docs/simulate.md", name, [f"simulate/{file}.json" for file in files], render)
         for name, files, render in (
