@@ -59,16 +59,22 @@ class Handle:
     def remote(self, scope: Message, body: bytes) -> Call:
         return Call(self.replica.answer(scope, body))
 
-    def broadcast(self, method: str) -> Any:
-        async def ask() -> list[Any]:
-            return [await getattr(self.replica, method)(), RuntimeError("a replica that has died")]
 
-        class Asked:
-            async def results_async(self, *, return_exceptions: bool) -> list[Any]:
-                assert return_exceptions
-                return await ask()
+class Actor:
+    """A replica's actor, as the ingress gets it."""
 
-        return Asked()
+    def __init__(self, replica: EngineReplica) -> None:
+        self.replica = replica
+        self.dies = False
+
+    @property
+    def record_routing_stats(self) -> Actor:
+        return self
+
+    async def remote(self) -> Any:
+        if self.dies:
+            raise RuntimeError("The actor has died.")
+        return await self.replica.record_routing_stats()
 
 
 class Site:
@@ -79,6 +85,11 @@ class Site:
         self.replica = EngineReplica(lambda: toy.llm, config, 8, "one")
         self.handle = Handle(self.replica)
         self.ingress = Ingress(self.handle, config)
+        self.actor = Actor(self.replica)
+
+    async def announce(self) -> None:
+        """As the replica does again and again."""
+        await self.ingress.announce("one", self.actor)
 
     async def ask(
         self,
@@ -142,6 +153,7 @@ def served(body: Any, toy: Toy | None = None, **settings: Any) -> None:
         site = Site(make_toy(gated=False) if toy is None else toy, **settings)
         async with AsyncExitStack() as ending:
             ending.push_async_callback(site.replica.close)
+            await site.announce()
             await body(site)
 
     asyncio.run(run())
@@ -214,6 +226,22 @@ def test_health_is_that_of_the_replicas_that_answer() -> None:
         assert (status, json.loads(raw)["status"]) == (503, "no replica")
         with pytest.raises(RuntimeError, match="thread has ended"):
             await site.replica.check_health()
+
+    served(body)
+
+
+def test_a_replica_that_does_not_answer_is_not_there_until_it_tells() -> None:
+    async def body(site: Site) -> None:
+        site.actor.dies = True
+        assert (await site.ask("/health"))[0] == 503
+        site.actor.dies = False
+        assert (await site.ask("/health"))[0] == 503
+        _, _, text = await site.ask("/metrics")
+        assert b'replica="one"' not in text and b'replica="ingress"' in text
+        await site.announce()
+        await site.announce()
+        assert json.loads((await site.ask("/health"))[2])["replicas"] == 1
+        assert b'replica="one"' in (await site.ask("/metrics"))[2]
 
     served(body)
 
@@ -306,6 +334,8 @@ def test_scaling_names_what_is_wrong() -> None:
     assert (bounds["min_replicas"], bounds["initial_replicas"], bounds["max_replicas"]) == (2, 2, 5)
     assert (bounds["upscale_delay_s"], bounds["downscale_delay_s"]) == (30.0, 600.0)
     assert bounds["look_back_period_s"] == 30.0
+    quick = Scaling(max_replicas=2, upscale_delay_s=0.0).options()["autoscaling_config"]
+    assert quick["look_back_period_s"] == 11.0
     for wrong in (
         {"replicas": 0},
         {"min_replicas": 1},

@@ -14,6 +14,7 @@ from ptd_engine.server import ServerConfig, bind
 
 _ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 _NAME = "ptd-engine"
+_NEVER_S = 1e9  # The router wants nothing of a replica; the ingress asks by the same hook.
 
 
 def build(
@@ -37,6 +38,7 @@ def build(
 
     from ptd_engine.distributed.serve.ingress import Ingress
     from ptd_engine.distributed.serve.replica import EngineReplica
+    from ptd_engine.distributed.serve.wire import INGRESS
 
     config = ServerConfig() if config is None else config
     scaling = Scaling() if scaling is None else scaling
@@ -47,10 +49,13 @@ def build(
         graceful_shutdown_timeout_s=config.shutdown_timeout_s,
         # One ring of hashes for all handles: a conversation keeps its replica while that lives and
         # has room, and moves to the next one on the ring otherwise.
-        request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
+        request_router_config=RequestRouterConfig(
+            request_router_class=_ROUTER, request_routing_stats_period_s=_NEVER_S
+        ),
     ).bind(load, config, scaling.max_ongoing_requests)
     ingress = serve.deployment(
         Ingress,
+        name=INGRESS,
         num_replicas=1,
         max_ongoing_requests=1024,
         graceful_shutdown_timeout_s=config.shutdown_timeout_s,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any
 
 from fastapi import Request
@@ -13,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ptd_engine.distributed.serve.conversation import SESSION_HEADER, conversation_of
 from ptd_engine.distributed.serve.exposition import joined
 from ptd_engine.distributed.serve.outgoing import Outgoing
+from ptd_engine.distributed.serve.presence import Presence
 from ptd_engine.distributed.serve.wire import sendable
 from ptd_engine.server import ServerConfig, failures, logs
 from ptd_engine.server.app import reporter
@@ -21,9 +21,6 @@ from ptd_engine.server.guard import Guard
 from ptd_engine.server.parsing import read_body
 from ptd_engine.server.prometheus import CONTENT_TYPE, Metrics
 
-_log = logging.getLogger(__name__)
-
-_ASK_S = 10.0  # for replicas to answer what takes no engine
 _GENERATING = ("/v1/chat/completions", "/v1/completions")
 
 
@@ -39,6 +36,7 @@ class Ingress:
         """
         logs.configure(config.log_format)
         self._engines = engines
+        self._replicas = Presence()
         self._config = config
         self._metrics = Metrics()
         self._report = reporter(self._metrics)
@@ -47,6 +45,10 @@ class Ingress:
     async def __call__(self, request: Request) -> Response:
         """An answer that is made while it is sent."""
         return _Deferred(self._app)
+
+    async def announce(self, name: str, actor: Any) -> None:
+        """Called by a replica that is there."""
+        self._replicas.note(name, actor)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         outgoing = Outgoing(send)
@@ -87,29 +89,21 @@ class Ingress:
 
     async def _health(self) -> Response:
         """200 while a replica serves, else 503."""
-        found = [state for state in await self._ask("health") if state["status"] == "ok"]
+        states = [state["health"] for state in await self._replicas.states()]
+        found = [state for state in states if state["status"] == "ok"]
         document = {
             "status": "ok" if found else "no replica",
             "replicas": len(found),
-            "running": sum(state["running"] for state in found),
-            "waiting": sum(state["waiting"] for state in found),
+            "running": sum(int(state["running"]) for state in found),
+            "waiting": sum(int(state["waiting"]) for state in found),
         }
         return JSONBody(document, 200 if found else 503)
 
     async def _exposition(self) -> Response:
-        texts = [("ingress", self._metrics.text()), *await self._ask("metrics")]
+        states = await self._replicas.states()
+        texts = [("ingress", self._metrics.text())]
+        texts += [(state["name"], state["metrics"]) for state in states]
         return Response(joined(texts), headers={"Content-Type": CONTENT_TYPE})
-
-    async def _ask(self, method: str) -> list[Any]:
-        """What the replicas answer that do."""
-        try:
-            async with asyncio.timeout(_ASK_S):
-                asked = self._engines.broadcast(method)
-                answers = await asked.results_async(return_exceptions=True)
-        except Exception as error:  # no replica, or one that hangs
-            logs.event(_log, "replicas do not answer", method=method, error=repr(error))
-            return []
-        return [answer for answer in answers if not isinstance(answer, BaseException)]
 
 
 class _Deferred(Response):

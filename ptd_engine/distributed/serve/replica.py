@@ -16,6 +16,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import Message, Receive
 
+from ptd_engine.distributed.serve.presence import State, announce
 from ptd_engine.distributed.serve.wire import REPLICA_HEADER
 from ptd_engine.llm import LLM
 from ptd_engine.server import ServerConfig, create_app, logs
@@ -38,9 +39,10 @@ class EngineReplica:
             load: makes the engine.
             config: as of the whole server.
             max_ongoing: requests that come at once; none of them is refused for want of room.
-            name: of this replica; None asks Ray Serve.
+            name: of this replica; None asks Ray Serve, and has the ingress told.
         """
         logs.configure(config.log_format)
+        self._announces = name is None
         self._name = _own_name() if name is None else name
         # Who may ask was decided by the ingress, which alone sees the address that was asked.
         inner = replace(config, host="0.0.0.0", api_key=None, max_queue=max_ongoing)
@@ -88,15 +90,13 @@ class EngineReplica:
         finally:
             gone.set()
 
-    async def metrics(self) -> tuple[str, bytes]:
-        """The name of the replica, and what /metrics of a single server shows."""
+    async def record_routing_stats(self) -> State:
+        """What this replica says of itself. The ingress asks, by a hook of Ray Serve that does not
+        wait for room among the requests.
+        """
         await self._start()
-        return self._name, self.service.metrics.text()
-
-    async def health(self) -> dict[str, str | int]:
-        """What /health of a single server shows."""
-        await self._start()
-        return self.service.health()
+        service = self.service
+        return State(name=self._name, health=service.health(), metrics=service.metrics.text())
 
     async def check_health(self) -> None:
         """Called by Ray Serve, which replaces a replica that raises.
@@ -123,6 +123,9 @@ class EngineReplica:
 
     async def _enter(self, lifespan: Any) -> None:
         await self._running.enter_async_context(lifespan)
+        if self._announces:
+            announcing = asyncio.ensure_future(announce(self._name))
+            self._running.callback(announcing.cancel)
 
 
 def _receiver(body: bytes, gone: asyncio.Event) -> Receive:

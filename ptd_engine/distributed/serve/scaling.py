@@ -10,6 +10,7 @@ from ptd_engine.errors import ConfigError
 
 _MOST = 10_000
 _LOOK_BACK_S = 30.0  # Ray Serve's
+_LEAST_LOOK_BACK_S = 11.0  # above the 10 s between two of Ray Serve's counts, as it asks for
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,10 @@ class Scaling:
                 "target_ongoing_requests": self.target_ongoing_requests,
                 "upscale_delay_s": self.upscale_delay_s,
                 "downscale_delay_s": self.downscale_delay_s,
-                # What is decided by: a mean over no more than the delay.
-                "look_back_period_s": min(_LOOK_BACK_S, max(1.0, self.upscale_delay_s)),
+                # What is decided by: a mean over about the delay.
+                "look_back_period_s": min(
+                    _LOOK_BACK_S, max(_LEAST_LOOK_BACK_S, self.upscale_delay_s)
+                ),
             }
             number = {"autoscaling_config": bounds}
         return {

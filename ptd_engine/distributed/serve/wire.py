@@ -6,6 +6,7 @@ from typing import Any
 
 from starlette.types import Scope
 
+INGRESS = "Ingress"  # the deployment's name
 REPLICA_HEADER = b"x-ptd-replica"  # of every answer: who gave it
 
 _SENT = (
