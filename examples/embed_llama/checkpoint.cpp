@@ -8,11 +8,11 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
+#include <set>
 #include <stdexcept>
 
 #include "common/json.h"
+#include "config.h"
 
 namespace embed_llama {
 namespace {
@@ -21,88 +21,6 @@ using examples::Json;
 
 constexpr std::uint64_t kMostHeaderBytes = 100u << 20;  // as the format's own library has it
 constexpr std::int64_t kMostElements = std::int64_t{1} << 40;
-
-std::int64_t needed(const Json& config, const char* name, std::int64_t high) {
-  const Json* value = config.find(name);
-  if (value == nullptr) throw std::runtime_error(std::string("config.json lacks ") + name);
-  return value->integer(std::string("config.json: ") + name, 1, high);
-}
-
-bool is_true(const Json& config, const char* name) {
-  const Json* value = config.find(name);
-  return value != nullptr && value->boolean;
-}
-
-void refuse_other_models(const Json& config) {
-  const Json* names = config.find("architectures");
-  const bool llama =
-      names != nullptr && names->items.size() == 1 && names->items[0].text == "LlamaForCausalLM";
-  if (!llama) throw std::runtime_error("config.json: architectures is not LlamaForCausalLM");
-  for (const char* name : {"attention_bias", "mlp_bias"}) {
-    if (is_true(config, name)) throw std::runtime_error(std::string(name) + " is not supported");
-  }
-  const Json* activation = config.find("hidden_act");
-  if (activation != nullptr && activation->text != "silu") {
-    throw std::runtime_error("config.json: hidden_act is not silu");
-  }
-}
-
-// Where the rotation's base stands has changed over transformers' versions.
-double rope_theta(const Json& config) {
-  for (const char* name : {"rope_parameters", "rope_scaling"}) {
-    const Json* rope = config.find(name);
-    if (rope == nullptr || rope->type != Json::Type::kObject) continue;
-    const Json* type = rope->find("rope_type");
-    if (type != nullptr && type->text != "default") {
-      throw std::runtime_error("rope_type " + type->text + " is not supported: default is");
-    }
-    if (const Json* theta = rope->find("rope_theta")) return theta->number;
-  }
-  const Json* theta = config.find("rope_theta");
-  return theta != nullptr ? theta->number : 10000.0;
-}
-
-LlamaConfig read_config(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw std::runtime_error(path + " cannot be read");
-  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  const Json json = examples::parse_json(text);
-  refuse_other_models(json);
-  LlamaConfig c{};
-  c.vocab_size = static_cast<int>(needed(json, "vocab_size", 1 << 24));
-  c.hidden_size = static_cast<int>(needed(json, "hidden_size", 1 << 17));
-  c.intermediate_size = static_cast<int>(needed(json, "intermediate_size", 1 << 19));
-  c.num_layers = static_cast<int>(needed(json, "num_hidden_layers", 1024));
-  c.num_heads = static_cast<int>(needed(json, "num_attention_heads", 1024));
-  c.max_position_embeddings = static_cast<int>(needed(json, "max_position_embeddings", 1 << 24));
-  const auto optional = [&](const char* name, int otherwise) {
-    const Json* value = json.find(name);
-    const bool given = value != nullptr && value->type != Json::Type::kNull;
-    return given ? static_cast<int>(needed(json, name, 1 << 17)) : otherwise;
-  };
-  c.num_kv_heads = optional("num_key_value_heads", c.num_heads);
-  c.head_dim = optional("head_dim", c.hidden_size / c.num_heads);
-  if (c.num_heads % c.num_kv_heads != 0) {
-    throw std::runtime_error("config.json: num_key_value_heads does not divide the heads");
-  }
-  if (c.head_dim % 16 != 0 || c.head_dim > 256) {
-    throw std::runtime_error("config.json: head_dim is not a multiple of 16 up to 256");
-  }
-  const Json* eps = json.find("rms_norm_eps");
-  c.rms_norm_eps = eps != nullptr ? static_cast<float>(eps->number) : 1e-6f;
-  c.rope_theta = rope_theta(json);
-  if (!(c.rope_theta > 0.0)) throw std::runtime_error("config.json: rope_theta is not above 0");
-  c.tied = is_true(json, "tie_word_embeddings");
-  if (const Json* eos = json.find("eos_token_id"); eos != nullptr) {
-    const auto add = [&](const Json& id) {
-      c.eos_ids.push_back(static_cast<std::int32_t>(
-          id.integer("config.json: eos_token_id", 0, (std::int64_t{1} << 31) - 1)));
-    };
-    if (eos->type == Json::Type::kNumber) add(*eos);
-    for (const Json& id : eos->items) add(id);
-  }
-  return c;
-}
 
 // Maps a file; the memory is given back with the last owner.
 std::shared_ptr<const unsigned char> map_file(const std::string& path, std::uint64_t& size) {
@@ -147,6 +65,31 @@ Tensor read_entry(const Json& entry, const unsigned char* data, std::uint64_t si
   return tensor;
 }
 
+// The files of the model: those that the index names, else the one of the usual name. What else
+// lies in the folder is another copy of the weights, or a part of another model.
+std::set<std::string> file_names(const std::string& directory) {
+  const std::string single = "model.safetensors";
+  const std::string index = directory + "/" + single + ".index.json";
+  if (!std::filesystem::exists(index)) {
+    if (std::filesystem::exists(directory + "/" + single)) return {single};
+    throw std::runtime_error(directory + " has no .safetensors file of the name " + single +
+                             ", and no " + single + ".index.json that names others");
+  }
+  const Json json = read_json(index);
+  const Json* map = json.find("weight_map");
+  if (map == nullptr || map->members.empty()) throw std::runtime_error(index + ": no weight_map");
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : map->members) {
+    const std::filesystem::path name(file.text);
+    if (name != name.filename() || name.extension() != ".safetensors") {
+      throw std::runtime_error(index + ": '" + file.text.substr(0, 40) +
+                               "' is no plain name of a .safetensors file beside it");
+    }
+    names.insert(file.text);
+  }
+  return names;
+}
+
 }  // namespace
 
 void Checkpoint::add_file(const std::string& path) {
@@ -162,7 +105,8 @@ void Checkpoint::add_file(const std::string& path) {
   for (const auto& [name, entry] : examples::parse_json({text, header}).members) {
     if (name == "__metadata__") continue;
     try {
-      tensors_[name] = read_entry(entry, data, size - sizeof header - header);
+      const Tensor tensor = read_entry(entry, data, size - sizeof header - header);
+      if (!tensors_.emplace(name, tensor).second) throw std::runtime_error("stands twice");
     } catch (const std::runtime_error& error) {
       throw std::runtime_error(path + ": " + name + ": " + error.what());
     }
@@ -170,18 +114,20 @@ void Checkpoint::add_file(const std::string& path) {
   files_.push_back(file);
 }
 
-Checkpoint::Checkpoint(const std::string& directory)
-    : config_(read_config(directory + "/config.json")) {
-  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
-    if (entry.path().extension() == ".safetensors") add_file(entry.path().string());
-  }
-  if (files_.empty()) throw std::runtime_error(directory + " has no .safetensors file");
+Checkpoint::Checkpoint(const std::string& directory) : config_(read_config(directory)) {
+  for (const std::string& name : file_names(directory)) add_file(directory + "/" + name);
 }
 
 const Tensor& Checkpoint::tensor(const std::string& name) const {
   const auto found = tensors_.find(name);
   if (found == tensors_.end()) throw std::runtime_error("the checkpoint lacks " + name);
   return found->second;
+}
+
+std::vector<std::string> Checkpoint::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : tensors_) names.push_back(name);
+  return names;
 }
 
 }  // namespace embed_llama

@@ -1,5 +1,5 @@
-// A model directory as transformers writes it: config.json and *.safetensors. Nothing in it is
-// trusted: every size and offset is checked before it is used.
+// A model directory as transformers writes it: config.json and safetensors files, those that the
+// index names. Nothing in it is trusted: every size and offset is checked before it is used.
 #pragma once
 
 #include <cstdint>
@@ -8,19 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "config.h"
 #include "ptd/cpu/kernels.h"
 
 namespace embed_llama {
-
-// What the arithmetic depends on. Names as in config.json.
-struct LlamaConfig {
-  int vocab_size, hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim;
-  int max_position_embeddings;
-  float rms_norm_eps;
-  double rope_theta;
-  bool tied;
-  std::vector<std::int32_t> eos_ids;
-};
 
 // A tensor in a mapped file.
 struct Tensor {
@@ -38,6 +29,7 @@ class Checkpoint {
   ptd::cpu::DType dtype() const { return tensor("model.embed_tokens.weight").dtype; }
   // Throws std::runtime_error where there is none of that name.
   const Tensor& tensor(const std::string& name) const;
+  std::vector<std::string> names() const;
 
  private:
   void add_file(const std::string& path);

@@ -1,4 +1,4 @@
-"""Writes a model as embed_llama reads it: config.json and model.safetensors, in bfloat16.
+"""Writes a model as embed_llama reads it: two configurations and model.safetensors, in bfloat16.
 
     python examples/embed_llama/export_model.py demo build/demo-model
 
@@ -28,7 +28,11 @@ def export(model: str, directory: Path) -> None:
     }
     save_file(tensors, str(directory / "model.safetensors"), metadata={"format": "pt"})
     config = {**checkpoint.config, "torch_dtype": "bfloat16"}
-    (directory / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    for name, content in (
+        ("config.json", config),
+        ("generation_config.json", checkpoint.generation_config),
+    ):
+        (directory / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,9 @@
 #include <cstring>
 #include <new>
 #include <numeric>
+#include <set>
 #include <stdexcept>
+#include <utility>
 
 #include "ptd/cpu/packing.h"
 
@@ -68,12 +70,13 @@ Llama::Llama(const Checkpoint& checkpoint, int threads, int max_seq_len, int max
                              std::int64_t{config_.head_dim};
   keys_ = std::make_unique<Pages>(cache);
   values_ = std::make_unique<Pages>(cache);
+  load(checkpoint);
+  // Behind load(): by then the weights have the sizes of the configuration, which may say anything.
   if (successors > 0) {
     logits_.resize(static_cast<std::size_t>(max_nodes) *
                    static_cast<std::size_t>(config_.vocab_size));
   }
   fill_rotation();
-  load(checkpoint);
 }
 
 // Frequencies and angles in fp32, as the models were trained; a row is D/2 cosines, then the sines.
@@ -140,33 +143,52 @@ void Llama::load(const Checkpoint& checkpoint) {
   weights_ = std::make_unique<Pages>(all);
   cpu::ask_for_large_pages(weights_->data(), all);
 
-  const auto take = [&](const std::vector<std::string>& names, std::int64_t out, std::int64_t in) {
-    // The shapes come from a file: the room above was made for those of the configuration.
-    std::int64_t rows = 0;
-    for (const std::string& name : names) {
-      const auto& shape = checkpoint.tensor(name + ".weight").shape;
-      if (shape.size() != 2 || shape[1] != in) throw std::runtime_error(name + ": wrong shape");
-      rows += shape[0];
+  std::set<std::string> unread;
+  for (const std::string& name : checkpoint.names()) {
+    // Old exports stored what follows from the configuration.
+    if (name.find("rotary_emb.inv_freq") == std::string::npos) unread.insert(name);
+  }
+  if (config_.tied) unread.erase("lm_head.weight");
+  const auto read_norm = [&](const std::string& name) {
+    unread.erase(name + ".weight");
+    return norm(checkpoint, name);
+  };
+  // Matrices [rows, in], one below the other. The shapes come from a file: the room above was made
+  // for those of the configuration.
+  using Part = std::pair<std::string, std::int64_t>;
+  const auto take = [&](const std::vector<Part>& parts, std::int64_t in) {
+    std::vector<std::string> names;
+    for (const auto& [name, rows] : parts) {
+      if (checkpoint.tensor(name + ".weight").shape != std::vector<std::int64_t>{rows, in}) {
+        throw std::runtime_error(name + ": wrong shape");
+      }
+      unread.erase(name + ".weight");
+      names.push_back(name);
     }
-    if (rows != out) throw std::runtime_error(names.front() + ": wrong shape");
     return pack(checkpoint, names);
   };
-  embed_ = take({"model.embed_tokens"}, config_.vocab_size, hidden);
+  embed_ = take({{"model.embed_tokens", config_.vocab_size}}, hidden);
   norms_.reserve(static_cast<std::size_t>(2 * config_.num_layers + 1));
   for (int i = 0; i < config_.num_layers; ++i) {
     const std::string at = "model.layers." + std::to_string(i) + ".";
     Layer made{};
-    made.input_norm = norm(checkpoint, at + "input_layernorm");
-    made.qkv = take({at + "self_attn.q_proj", at + "self_attn.k_proj", at + "self_attn.v_proj"},
-                    q + 2 * kv, hidden);
-    made.o = take({at + "self_attn.o_proj"}, hidden, q);
-    made.post_norm = norm(checkpoint, at + "post_attention_layernorm");
-    made.gate_up = take({at + "mlp.gate_proj", at + "mlp.up_proj"}, 2 * inner, hidden);
-    made.down = take({at + "mlp.down_proj"}, hidden, inner);
+    made.input_norm = read_norm(at + "input_layernorm");
+    made.qkv = take({{at + "self_attn.q_proj", q},
+                     {at + "self_attn.k_proj", kv},
+                     {at + "self_attn.v_proj", kv}},
+                    hidden);
+    made.o = take({{at + "self_attn.o_proj", hidden}}, q);
+    made.post_norm = read_norm(at + "post_attention_layernorm");
+    made.gate_up = take({{at + "mlp.gate_proj", inner}, {at + "mlp.up_proj", inner}}, hidden);
+    made.down = take({{at + "mlp.down_proj", hidden}}, inner);
     layers_.push_back(made);
   }
-  final_norm_ = norm(checkpoint, "model.norm");
-  head_ = config_.tied ? embed_ : take({"lm_head"}, config_.vocab_size, hidden);
+  final_norm_ = read_norm("model.norm");
+  head_ = config_.tied ? embed_ : take({{"lm_head", config_.vocab_size}}, hidden);
+  if (!unread.empty()) {
+    throw std::runtime_error("the checkpoint has a tensor that no Llama model has: " +
+                             *unread.begin());
+  }
 }
 
 void Llama::forward(const Rows& rows) {

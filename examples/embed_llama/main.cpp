@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <exception>
 #include <iostream>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -162,6 +163,9 @@ int main(int argc, char** argv) {
   try {
     run(parse({argv + 1, argv + argc}));
     return 0;
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "embed_llama: no memory is left for a model of this size\n");
+    return 2;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "embed_llama: %s\n", error.what());
     return 2;

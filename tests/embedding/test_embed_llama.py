@@ -176,6 +176,14 @@ def test_damaged_files(examples: Path, good: Path, tmp_path: Path) -> None:
         ({"num_hidden_layers": 3}, "the checkpoint lacks model.layers.2."),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type yarn is not supported"),
         ({"attention_bias": True}, "attention_bias is not supported"),
+        # The rotation's type has two spellings, and a factor without a type changes it too.
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type linear is not supported"),
+        ({"rope_scaling": {"factor": 2.0}}, "rope_scaling.factor is not supported"),
+        ({"rope_scaling": "linear"}, "rope_scaling is not an object"),
+        ({"head_dim": None, "hidden_size": 2, "num_attention_heads": 4}, "head_dim is not a"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps is not a number from 0 to 1"),
+        ({"eos_token_id": "</s>"}, "config.json: eos_token_id is not an integer"),
+        ({"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}, "wrong shape"),
     ],
 )
 def test_unsupported_configurations(
@@ -187,6 +195,84 @@ def test_unsupported_configurations(
     done = decode(examples, directory, 1, 2)
     assert done.returncode == 2
     assert says in done.stderr
+
+
+def test_a_vocabulary_that_the_weights_do_not_have_takes_no_memory(
+    examples: Path, good: Path, tmp_path: Path
+) -> None:
+    # The logits of 2^22 ids and a hundred rows and more would be gigabytes.
+    directory = Path(shutil.copytree(good, tmp_path / "model"))
+    file = directory / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "vocab_size": 2**22}))
+    options = ("--max-seq-len", "64", "--threads", "1", "--drafter", "hybrid")
+    limited = ("/bin/sh", "-c", 'ulimit -v 2500000 && exec "$@"', "sh")
+    done = subprocess.run(
+        [*limited, examples / "embed_llama", directory, *options, "1"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "embed_tokens: wrong shape" in done.stderr
+
+
+def test_tensors_of_another_model_are_not_passed_over(
+    examples: Path, good: Path, tmp_path: Path
+) -> None:
+    directory = Path(shutil.copytree(good, tmp_path / "model"))
+    bias = "model.layers.0.self_attn.q_proj.bias"
+    _rewrite_header(
+        directory / "model.safetensors", lambda header: header.update({bias: header[NORM]})
+    )
+    done = decode(examples, directory, 1)
+    assert done.returncode == 2
+    assert f"a tensor that no Llama model has: {bias}" in done.stderr
+
+
+def test_only_the_files_of_the_index_are_read(examples: Path, good: Path, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(good, tmp_path / "model"))
+    wanted = decode(examples, directory, 1, 2).stdout
+    stray = directory / "consolidated.safetensors"
+    stray.write_bytes(b"another copy")
+    assert decode(examples, directory, 1, 2).stdout == wanted
+    part = directory / "model-00001-of-00001.safetensors"
+    (directory / "model.safetensors").rename(part)
+    assert "has no .safetensors file" in decode(examples, directory, 1).stderr
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {NORM: part.name}}))
+    assert decode(examples, directory, 1, 2).stdout == wanted
+    shutil.copy(part, directory / "second.safetensors")
+    for files, says in (
+        ([part.name, "model-00002-of-00002.safetensors"], "00002.safetensors cannot be read"),
+        ([part.name, "second.safetensors"], "stands twice"),
+        (["../model/second.safetensors"], "is no plain name of a .safetensors file"),
+        (["config.json"], "is no plain name of a .safetensors file"),
+        ([], "no weight_map"),
+    ):
+        index.write_text(json.dumps({"weight_map": {str(i): n for i, n in enumerate(files)}}))
+        done = decode(examples, directory, 1)
+        assert done.returncode == 2
+        assert says in done.stderr
+
+
+def test_a_text_ends_at_the_ids_of_both_configurations(
+    examples: Path, good: Path, tmp_path: Path
+) -> None:
+    directory = Path(shutil.copytree(good, tmp_path / "model"))
+    tokens = [
+        int(word) for word in decode(examples, directory, "--ignore-eos", 1, 2).stdout.split()
+    ]
+    config = directory / "config.json"
+    absent = next(token for token in range(97) if token not in tokens)
+    config.write_text(json.dumps({**json.loads(config.read_text()), "eos_token_id": absent}))
+    end = tokens[5]
+    generation = directory / "generation_config.json"
+    generation.write_text(json.dumps({"eos_token_id": [absent, end]}))
+    done = decode(examples, directory, 1, 2)
+    assert [int(word) for word in done.stdout.split()] == tokens[: tokens.index(end) + 1]
+    generation.write_text("{")
+    assert "generation_config.json: not JSON" in decode(examples, directory, 1, 2).stderr
 
 
 def test_bad_arguments(examples: Path, good: Path) -> None:
