@@ -139,6 +139,18 @@ bool write_answer(int socket, int status, const std::string& json) {
   return true;
 }
 
+void drain(int socket) {
+  constexpr std::size_t kMostDrainedBytes = 16u << 20;
+  ::shutdown(socket, SHUT_WR);
+  const auto deadline = Clock::now() + std::chrono::seconds(kSeconds);
+  char buffer[4096];
+  for (std::size_t read = 0; read < kMostDrainedBytes && Clock::now() < deadline;) {
+    const ssize_t n = ::recv(socket, buffer, sizeof buffer, 0);
+    if (n <= 0) return;
+    read += static_cast<std::size_t>(n);
+  }
+}
+
 std::string error_json(const std::string& text) {
   std::string out = "{\"error\": \"";
   for (const char c : text) {

@@ -32,6 +32,10 @@ Request read_request(int socket);
 // Writes an answer and asks for no other request; false where the client is gone.
 bool write_answer(int socket, int status, const std::string& json);
 
+// Ends the answer and reads what the client still sends, within bounds. A connection that is closed
+// with bytes unread is reset, and a client that is still sending would never see its answer.
+void drain(int socket);
+
 // {"error": text}
 std::string error_json(const std::string& text);
 

@@ -19,6 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
 
 #include "common/json.h"
@@ -55,6 +56,12 @@ std::shared_ptr<ptd::Drafter> make_drafter(const std::string& name) {
 
 // The loop of a request: plan, the service's own forward, commit.
 std::string generate(const Json& request) {
+  for (const auto& [field, value] : request.members) {
+    if (field != "prompt" && field != "max_new_tokens" && field != "drafter") {
+      throw BadRequest(
+          400, "'" + field.substr(0, 40) + "' is not one of prompt, max_new_tokens, drafter");
+    }
+  }
   const Json* prompt_json = request.find("prompt");
   if (prompt_json == nullptr || prompt_json->items.empty()) {
     throw BadRequest(400, "prompt is missing: an array of at least one token id");
@@ -119,7 +126,7 @@ void answer(int socket) {
     status = 400;
     json = embed_service::error_json(error.what());
   }
-  embed_service::write_answer(socket, status, json);
+  if (embed_service::write_answer(socket, status, json)) embed_service::drain(socket);
 }
 
 // Threads that serve a connection each, counted so that the end can wait for them.
@@ -133,22 +140,34 @@ class Connections {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (count_ == kMostConnections) {
-        embed_service::write_answer(socket, 503, embed_service::error_json("too many requests"));
-        ::close(socket);
+        refuse(socket);
         return;
       }
       ++count_;
     }
-    std::thread([this, socket] {
-      answer(socket);
-      ::close(socket);
-      const std::lock_guard<std::mutex> lock(mutex_);
-      --count_;
-      none_left_.notify_all();
-    }).detach();
+    try {
+      std::thread([this, socket] {
+        answer(socket);
+        ::close(socket);
+        leave();
+      }).detach();
+    } catch (const std::system_error&) {  // no thread is left: as with too many requests
+      refuse(socket);
+      leave();
+    }
   }
 
  private:
+  static void refuse(int socket) {
+    embed_service::write_answer(socket, 503, embed_service::error_json("too many requests"));
+    ::close(socket);
+  }
+  void leave() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    --count_;
+    none_left_.notify_all();
+  }
+
   std::mutex mutex_;
   std::condition_variable none_left_;
   int count_ = 0;

@@ -200,10 +200,10 @@ def test_unsupported_configurations(
 def test_a_vocabulary_that_the_weights_do_not_have_takes_no_memory(
     examples: Path, good: Path, tmp_path: Path
 ) -> None:
-    # The logits of 2^22 ids and a hundred rows and more would be gigabytes.
+    # The logits of 2^23 ids and a hundred rows and more would be gigabytes.
     directory = Path(shutil.copytree(good, tmp_path / "model"))
     file = directory / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "vocab_size": 2**22}))
+    file.write_text(json.dumps({**json.loads(file.read_text()), "vocab_size": 2**23}))
     options = ("--max-seq-len", "64", "--threads", "1", "--drafter", "hybrid")
     limited = ("/bin/sh", "-c", 'ulimit -v 2500000 && exec "$@"', "sh")
     done = subprocess.run(

@@ -108,6 +108,7 @@ def test_many_clients_at_once(service: Service) -> None:
         ('{"prompt": [1], "max_new_tokens": 0}', "max_new_tokens is not an integer from 1 to 4096"),
         ('{"prompt": [1], "drafter": "magic"}', "drafter='magic' is not one of none, ptd"),
         (json.dumps({"prompt": [1] * 5000}), "prompt length=5000"),
+        ('{"prompt": [1], "max_tokens": 5}', "'max_tokens' is not one of prompt, max_new_tokens"),
     ],
 )
 def test_bad_bodies(service: Service, body: str, says: str) -> None:
@@ -138,6 +139,53 @@ def test_bad_http(service: Service, sent: bytes, status: int) -> None:
     got, answer = service.raw(sent)
     assert got == status
     assert ("error" in answer) == (status != 200)
+
+
+def test_a_client_that_is_still_sending_gets_its_answer(service: Service) -> None:
+    body = b"x" * (4 << 20)
+    for first in (b"POST /nowhere HTTP/1.1", b"POST /generate HTTP/1.1"):
+        status, answer = service.raw(first + b"\r\nContent-Length: 4194304\r\n\r\n" + body)
+        assert status == 413
+        assert "longer than 65536 bytes" in answer["error"]
+
+
+def test_a_request_behind_another_is_not_answered(service: Service) -> None:
+    one = b"GET /health HTTP/1.1\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", service.port), timeout=60) as connection:
+        connection.sendall(one + one)
+        answers = b""
+        while part := connection.recv(4096):
+            answers += part
+    assert answers.count(b"HTTP/1.1 200 OK") == 1
+    assert b"Connection: close" in answers
+
+
+def test_clients_that_leave_and_that_drip_keep_no_place(service: Service) -> None:
+    body = json.dumps({"prompt": [1, 2], "max_new_tokens": 2000}).encode()
+    head = b"POST /generate HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body)
+    for sent in (b"", head[:9], head, head + body[:5], head + body):
+        for _ in range(20):
+            connection = socket.create_connection(("127.0.0.1", service.port), timeout=60)
+            connection.sendall(sent)
+            connection.close()
+    status = 503
+    while status == 503:  # those that just left are being noticed
+        status, answer = service.generate(prompt=[1, 2], max_new_tokens=50)
+    assert (status, answer["tokens"]) == (200, decoded([1, 2], 50))
+
+
+def test_without_threads_it_refuses_and_still_ends(examples: Path) -> None:
+    # Room for the program, and none for the stack of a thread.
+    limited = ("/bin/sh", "-c", 'ulimit -s 1000000 && ulimit -v 900000 && exec "$@"', "sh")
+    process = subprocess.Popen(
+        [*limited, examples / "embed_service"], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    port = int(process.stdout.readline().rpartition(":")[2])
+    status, answer = Service(process, port).ask("GET", "/health")
+    assert (status, answer) == (503, {"error": "too many requests"})
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 0
 
 
 def test_only_this_machine_is_listened_to(service: Service) -> None:
