@@ -295,6 +295,12 @@ ptd_status ptd_session_needs(ptd_session* session, ptd_needs* needs) {
     needs->plan_bytes = s.plan_bytes;
     needs->max_nodes =
         std::min(1 + std::min(wanted.max_nodes, ptd::kMaxTreeNodes - 1), s.limits.max_nodes);
+    // No step has more rows than the largest bucket.
+    const auto& buckets = s.limits.node_buckets;
+    if (!buckets.empty()) {
+      needs->max_nodes =
+          std::min(needs->max_nodes, *std::max_element(buckets.begin(), buckets.end()));
+    }
     needs->output_stride = 1 + s.limits.top_k;
     needs->prompt_outputs = wanted.prompt_outputs ? 1 : 0;
     needs->step_cost = wanted.step_cost ? 1 : 0;

@@ -175,6 +175,26 @@ def test_a_plan_is_padded_to_a_bucket(library: Library) -> None:
     session.close()
 
 
+def test_the_rows_that_a_handle_needs_are_those_of_its_largest_bucket(library: Library) -> None:
+    from c_library import Config, ids
+
+    for buckets, most in (([8, 4], 8), ([256], 65)):
+        config = Config(
+            vocab_size=VOCAB,
+            max_seq_len=100,
+            node_buckets=ids(buckets),
+            n_node_buckets=len(buckets),
+        )
+        session = CSession(
+            library, "ptd", '{"max_draft_nodes": 32, "max_candidate_nodes": 32}', config
+        )
+        assert session.needs.max_nodes == most
+        session.begin([1, 2, 3], max_new_tokens=5)
+        plan = session.plan(np.zeros(session.needs.plan_bytes, np.uint8))
+        assert plan.n_nodes <= most and plan.bucket <= max(buckets)
+        session.close()
+
+
 def test_many_handles_in_many_threads(library: Library) -> None:
     def one(salt: int) -> list[list[int]]:
         out = []

@@ -4,9 +4,9 @@
  *   ptd_session_create(name, ..., &config, &session);
  *   ptd_session_begin(session, prompt, n_prompt, &request);   (and prefill prompt[:-1] yourself)
  *   do {
- *     ptd_session_plan(session, block, block_size, &plan);
+ *     if (ptd_session_plan(session, block, block_size, &plan)) break;
  *     output = forward(plan);                                 (yours: int32 [n_nodes, stride])
- *     ptd_session_commit(session, output, n_output, &step);
+ *     if (ptd_session_commit(session, output, n_output, &step)) break;
  *   } while (step.finish_reason == PTD_RUNNING);
  *   ptd_session_destroy(session);
  *
@@ -96,7 +96,8 @@ typedef struct ptd_config {
 typedef struct ptd_needs {
   size_t struct_size;
   size_t plan_bytes;      /* of a block: the largest plan */
-  int32_t max_nodes;      /* most rows of a step, root included */
+  int32_t max_nodes;      /* most rows in use of a step (ptd_plan.n_nodes), root included; with
+                             node_buckets a plan's arrays may have more: ptd_plan.bucket */
   int32_t output_stride;  /* ids a row of the output: 1 + output_top_k */
   int32_t prompt_outputs; /* 1: drafts better with ptd_session_observe_prompt() */
   int32_t step_cost;      /* 1: drafts better with ptd_session_set_step_cost() */
