@@ -1,4 +1,5 @@
-"""Two replicas under Ray Serve on this machine: streams, conversations, and a replica that dies.
+"""Replicas under Ray Serve on this machine: streams, conversations, a replica that dies, a load of
+which a part is refused and that makes another replica start.
 
 Slow beginnings only: Ray starts once for the module, and every replica imports torch.
 """
@@ -13,6 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,6 +99,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     patch = pytest.MonkeyPatch()
     # A busy machine starts processes slowly; Ray Serve would kill and start them again.
     patch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", str(WAIT_S))
+    # A replica that is asked how busy it is answers late there, and its conversation would move.
+    patch.setenv("RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S", str(WAIT_S))
+    patch.setenv("RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "0.5")
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
     from ray import cloudpickle, serve
@@ -108,8 +113,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         ending.callback(serve.shutdown)
         ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20)
         gate = folder / "hold"
-        config = ServerConfig(model_name="tiny", port=0, shutdown_timeout_s=1.0)
-        scaling = Scaling(replicas=2, cpus=0.5)
+        config = ServerConfig(model_name="tiny", port=0, max_queue=2, shutdown_timeout_s=1.0)
+        scaling = Scaling(
+            replicas=2,
+            max_replicas=3,
+            target_ongoing_requests=2.0,
+            upscale_delay_s=1.0,
+            downscale_delay_s=2.0,
+            max_ongoing_requests=3,
+            cpus=0.5,
+        )
         url = deploy(functools.partial(held, path, gate), config, scaling)
         llm = LLM.from_pretrained(path, dtype="float32", drafter="none")
         yield Site(Client(int(url.rpartition(":")[2])), gate, llm)
@@ -184,3 +197,40 @@ def test_a_replica_that_dies_takes_only_its_own_requests(
     assert again.json["choices"][0]["message"]["content"] == site.expected(lost_text)
     until(lambda: site.client.get("/health").json["replicas"] == 2)
     assert other in site.client.get("/metrics").body.decode()
+
+
+def test_too_many_requests_are_refused_and_another_replica_starts(site: Site) -> None:
+    until(lambda: site.client.get("/health").json["replicas"] == 2)
+    texts = [f"Count {number}" for number in range(16)]
+    room = 2 * 3
+
+    def ongoing() -> int:
+        state = site.client.get("/health").json  # replicas that have no room say how they are
+        return int(state["running"] + state["waiting"])
+
+    site.gate.touch()
+    try:
+        with ThreadPoolExecutor(len(texts)) as clients:
+            asked = []
+            for text in texts[:room]:  # one by one: of a burst Ray counts as waiting what it places
+                asked.append(clients.submit(site.client.post, CHAT, site.chat(text)))
+                until(lambda: ongoing() == len(asked))
+            asked += [clients.submit(site.client.post, CHAT, site.chat(t)) for t in texts[room:]]
+            until(lambda: any(each.done() for each in asked))
+            until(lambda: site.client.get("/health").json["replicas"] == 3)
+            site.gate.unlink()
+            replies = [each.result() for each in asked]
+    finally:
+        site.gate.unlink(missing_ok=True)
+    refused = [reply for reply in replies if reply.status != 200]
+    assert refused and all(reply.status == 200 for reply in replies[:room])
+    for reply in refused:
+        assert reply.status == 429 and int(reply.headers["retry-after"]) > 0
+        assert reply.error["code"] == "queue_full"
+    for text, reply in zip(texts, replies, strict=True):
+        if reply.status == 200:
+            assert reply.json["choices"][0]["message"]["content"] == site.expected(text)
+    metrics = site.client.get("/metrics").body.decode()
+    counted = 'ptd_requests_total{replica="ingress",endpoint="chat",status="429"}'
+    assert f"{counted} {float(len(refused))}" in metrics
+    until(lambda: site.client.get("/health").json["replicas"] == 2)  # it is not needed any more
