@@ -18,7 +18,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LICENCES = ("LICENSE", "NOTICE", "THIRD_PARTY_LICENSES.md")
-SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", *LICENCES, "CHANGELOG.md", "csrc")
+SOURCES = (
+    *("pyproject.toml", "setup.py", "MANIFEST.in", *LICENCES, "CHANGELOG.md"),
+    *("csrc", "examples", "tests/packaging"),
+)
 
 LOAD_FOR_C = """
 import ctypes
@@ -98,7 +101,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     for name in (*SOURCES, *(path.name for path in ROOT.glob("README.md"))):
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, tree / name)
+            shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, tree / name)
     ignore = shutil.ignore_patterns("__pycache__", "*.so", "include", "lib")
@@ -131,7 +134,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installation:
 
 def test_sdist_has_what_a_build_needs(installed: Installation) -> None:
     wanted = {"csrc/CMakeLists.txt", "csrc/include/ptd/types.h", "LICENSE", "pyproject.toml"}
+    # The documentation builds the examples; cibuildwheel tests the wheels of an sdist by the file.
+    wanted |= {"examples/CMakeLists.txt", "tests/packaging/smoke.py"}
     assert wanted <= set(installed.sdist_names)
+    tests = {n for n in installed.sdist_names if n.startswith("tests/") and n.endswith(".py")}
+    assert tests == {"tests/packaging/smoke.py"}, "a part of the tests is no test suite"
     assert [name for name in installed.sdist_names if name.endswith((".so", ".pyc"))] == []
 
 
