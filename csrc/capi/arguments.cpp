@@ -42,7 +42,7 @@ std::vector<std::int32_t> checked_list(const char* name, const std::int32_t* val
   if (count == 0) return {};
   check_pointer(name, values);
   if (count > most) {
-    throw InvalidArgument::for_field(std::string("n_") + name, static_cast<long long>(count),
+    throw InvalidArgument::for_field(std::string("n_") + name, count,
                                      "at most " + std::to_string(most));
   }
   for (std::size_t i = 0; i < count; ++i) {

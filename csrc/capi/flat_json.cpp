@@ -213,7 +213,7 @@ class Parser {
 
 std::vector<JsonField> parse_flat_json(const char* text, std::size_t size) {
   if (size > kMostJsonBytes) {
-    throw InvalidArgument::for_field("options_size", static_cast<long long>(size),
+    throw InvalidArgument::for_field("options_size", size,
                                      "at most " + std::to_string(kMostJsonBytes) + " bytes");
   }
   return Parser(text, size).object();

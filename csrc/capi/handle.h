@@ -43,6 +43,11 @@ ptd_status fail(ptd_session* session, ptd_status status, const char* message) no
 // The message of this thread's last call that failed.
 const char* thread_error() noexcept;
 
+// A call has failed: whether the request that runs has ended by it.
+inline bool ends_request(ptd_status status) {
+  return status != PTD_ERROR_ARGUMENT && status != PTD_ERROR_ORDER && status != PTD_ERROR_BUSY;
+}
+
 // The status of the exception at hand, with its message.
 ptd_status fail_with_exception(ptd_session* session) noexcept;
 
@@ -76,6 +81,8 @@ ptd_status call_on(ptd_session* session, const Work& work) noexcept {
     work(*session);
   } catch (...) {
     status = fail_with_exception(session);
+    const bool runs = session->state == State::kRunning || session->state == State::kPlanned;
+    if (runs && ends_request(status)) session->state = State::kFailed;
   }
   session->busy.store(false, std::memory_order_release);
   return status;

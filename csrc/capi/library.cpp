@@ -32,7 +32,7 @@ ptd_status ptd_drafter_options(const char* name, size_t name_size, char* buffer,
     if (n_needed != nullptr) *n_needed = text.size() + 1;
     if (buffer == nullptr || buffer_size < text.size() + 1) {
       throw InvalidArgument::for_field(
-          "buffer_size", static_cast<long long>(buffer_size),
+          "buffer_size", buffer_size,
           "at least " + std::to_string(text.size() + 1) + " bytes, and no null buffer");
     }
     std::memcpy(buffer, text.c_str(), text.size() + 1);

@@ -44,7 +44,7 @@ ptd_status ptd_session_begin(ptd_session* session, const int32_t* prompt, size_t
     capi::check_struct("request", request, "ptd_request");
     const auto most = static_cast<size_t>(s.limits.max_seq_len) - 1;
     if (n_prompt < 1 || n_prompt > most) {
-      throw InvalidArgument::for_field("n_prompt", static_cast<long long>(n_prompt),
+      throw InvalidArgument::for_field("n_prompt", n_prompt,
                                        "1 to " + std::to_string(most) + " (max_seq_len - 1)");
     }
     capi::check_pointer("prompt", prompt);
@@ -72,11 +72,10 @@ ptd_status ptd_session_observe_prompt(ptd_session* session, size_t first, const 
     const auto most = static_cast<size_t>(s.session->prompt_len()) - 1;
     if (first > most) {
       throw InvalidArgument::for_field(
-          "first", static_cast<long long>(first),
-          "0 to " + std::to_string(most) + ", the prompt's last token");
+          "first", first, "0 to " + std::to_string(most) + ", the prompt's last token");
     }
     if (n_outputs % stride != 0 || n_outputs / stride > most - first) {
-      throw InvalidArgument::for_field("n_outputs", static_cast<long long>(n_outputs),
+      throw InvalidArgument::for_field("n_outputs", n_outputs,
                                        "a multiple of output_stride=" + std::to_string(stride) +
                                            " up to " + std::to_string((most - first) * stride) +
                                            ", of rows before the prompt's last token");

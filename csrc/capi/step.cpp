@@ -54,7 +54,7 @@ ptd_status ptd_session_plan(ptd_session* session, void* block, size_t block_size
     // Of 64-bit words: the mask is one of its fields.
     capi::check_pointer("block", static_cast<const std::uint64_t*>(block));
     if (block_size < s.plan_bytes) {
-      throw InvalidArgument::for_field("block_size", static_cast<long long>(block_size),
+      throw InvalidArgument::for_field("block_size", block_size,
                                        "at least " + std::to_string(s.plan_bytes) + " bytes");
     }
     auto* bytes = static_cast<unsigned char*>(block);
@@ -77,7 +77,7 @@ ptd_status ptd_session_commit(ptd_session* session, const int32_t* output, size_
     const size_t most = capi::rows_of(s, s.bucket);
     if (n_output < least || n_output > most) {
       throw InvalidArgument::for_field(
-          "n_output", static_cast<long long>(n_output),
+          "n_output", n_output,
           std::to_string(least) + " to " + std::to_string(most) +
               " ids, output_stride=" + std::to_string(capi::stride_of(s)) + " a row");
     }

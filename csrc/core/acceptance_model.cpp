@@ -174,7 +174,7 @@ std::vector<float> AcceptanceModel::state() const {
 
 void AcceptanceModel::load(const std::vector<float>& state) {
   if (state.size() != static_cast<std::size_t>(kStateSize)) {
-    throw InvalidArgument::for_field("len(state)", static_cast<long long>(state.size()),
+    throw InvalidArgument::for_field("len(state)", state.size(),
                                      std::to_string(kStateSize) + " numbers");
   }
   std::size_t at = 0;

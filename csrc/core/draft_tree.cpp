@@ -48,7 +48,7 @@ void DraftTree::expand(Span<const TokenId> predictions, int each) {
   const auto stride = static_cast<std::size_t>(std::max(each, 1));
   if (predictions.size() != rows_.size() * stride) {
     throw InvalidArgument::for_field(
-        "len(predictions)", static_cast<long long>(predictions.size()),
+        "len(predictions)", predictions.size(),
         std::to_string(stride) + " a row (" + std::to_string(rows_.size() * stride) + ")");
   }
   newest_root_prediction_ = kNoToken;

@@ -175,7 +175,7 @@ void Session::observe_prompt(int first, Span<const TokenId> outputs) {
   if (first < 0 || outputs.size() % stride != 0 ||
       static_cast<std::size_t>(first) + rows >= static_cast<std::size_t>(prompt_len_)) {
     throw InvalidArgument::for_field(
-        "len(outputs)", static_cast<long long>(outputs.size()),
+        "len(outputs)", outputs.size(),
         "1 + top_k = " + std::to_string(stride) + " a row, of rows before the prompt's last token");
   }
   check_rows(outputs, stride, limits_.vocab_size);
@@ -189,7 +189,7 @@ int Session::plan(unsigned char* block, std::size_t block_size) {
     throw InvalidArgument("block is not valid: allowed is memory aligned to 8 bytes.");
   }
   if (block_size < plan_bytes()) {
-    throw InvalidArgument::for_field("block_size", static_cast<long long>(block_size),
+    throw InvalidArgument::for_field("block_size", block_size,
                                      "at least " + std::to_string(plan_bytes()) + " bytes");
   }
   const int prefix_len = kv_len();
@@ -219,7 +219,7 @@ void Session::check_output(Span<const TokenId> output) const {
   const auto needed =
       static_cast<std::size_t>(tree_.size()) * static_cast<std::size_t>(1 + limits_.top_k);
   if (output.size() < needed) {
-    throw InvalidArgument::for_field("len(output)", static_cast<long long>(output.size()),
+    throw InvalidArgument::for_field("len(output)", output.size(),
                                      "at least " + std::to_string(needed));
   }
   check_rows({output.data(), needed}, static_cast<std::size_t>(1 + limits_.top_k),
@@ -247,7 +247,7 @@ StepResult Session::commit_recursive(Span<const TokenId> output, Span<const doub
   check_output(output);
   const auto needed = static_cast<std::size_t>(tree_.n_verify()) * static_cast<std::size_t>(vocab);
   if (probs.size() < needed) {
-    throw InvalidArgument::for_field("len(probs)", static_cast<long long>(probs.size()),
+    throw InvalidArgument::for_field("len(probs)", probs.size(),
                                      "at least n_verify * vocab = " + std::to_string(needed));
   }
   PositionUniforms uniforms(params_.seed, kv_len());

@@ -133,6 +133,7 @@ def test_options_may_be_spelled_as_json_allows(library: Library) -> None:
         ({"node_buckets": ids([8, 0]), "n_node_buckets": 2}, ["node_buckets[1]=0", "1 to 256"]),
         ({"node_buckets": ids([8]), "n_node_buckets": 300}, ["n_node_buckets=300", "at most 256"]),
         ({"eos_ids": ids([-2]), "n_eos_ids": 1}, ["eos_ids[0]=-2"]),
+        ({"eos_ids": ids([2]), "n_eos_ids": 2**64 - 1}, ["n_eos_ids=18446744073709551615"]),
     ],
 )
 def test_bad_configurations(library: Library, limits: dict[str, Any], says: list[str]) -> None:

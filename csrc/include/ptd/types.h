@@ -44,7 +44,8 @@ class Span {
 class InvalidArgument : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;
-  static InvalidArgument for_field(const std::string& field, long long value,
+  template <class Integer>
+  static InvalidArgument for_field(const std::string& field, Integer value,
                                    const std::string& allowed) {
     return InvalidArgument(field + "=" + std::to_string(value) + " is not valid: allowed is " +
                            allowed + ".");
