@@ -7,8 +7,7 @@ print(llm.generate("The sky is", SamplingParams(max_new_tokens=32)).text)
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Never, Self
 
 import torch
@@ -22,14 +21,14 @@ from ptd_engine.checkpoint.generation_defaults import (
 from ptd_engine.config import MAX_TREE_NODES, ResolvedParams, SamplingParams
 from ptd_engine.drafter_view import DrafterView
 from ptd_engine.drafters import DrafterSpec, make_drafter, resolve
-from ptd_engine.engine import Engine, Generation, check_params, check_reuse_prefix
+from ptd_engine.engine import Engine, check_params, check_reuse_prefix
 from ptd_engine.errors import ConfigError, PromptError
 from ptd_engine.kv_cache import check_context_memory, row_bytes
 from ptd_engine.llm_arguments import checked_length, no_prompt, refuse_unknown, resolve_device
 from ptd_engine.memory_plan import Planner
 from ptd_engine.model import CausalLM, ModelConfig, load_model
 from ptd_engine.model.precision import resolve_precision
-from ptd_engine.outputs import Chunk, ChunkStream, GenerationOutput, TokenLogprobs, Usage
+from ptd_engine.outputs import ChunkStream, GenerationOutput
 from ptd_engine.runner import (
     GraphsMode,
     Runner,
@@ -40,6 +39,7 @@ from ptd_engine.runner import (
 )
 from ptd_engine.streamers import Feed, Streamer
 from ptd_engine.text import Message
+from ptd_engine.text_chunks import stream_text
 from ptd_engine.turnstile import OnBusy, check_on_busy
 
 if TYPE_CHECKING:
@@ -475,68 +475,7 @@ class LLM:
     def _stream(
         self, ids: list[int], params: SamplingParams | None, *, trees: bool = False
     ) -> ChunkStream:
-        # Not a generator itself: a bad prompt shall fail at the call, not at the first chunk.
-        params = self._with_special_stops(self.resolve(params))
-        decoder = self.tokenizer.decode_stream()
-        stops = None
-        if params.stop_strings:
-            stops = text.StopStrings(decoder, params.stop_strings, include=params.include_stop_str)
-        generation = self.engine.generate(ids, params, None if stops is None else stops.stops_at)
-        return ChunkStream(self._chunks(ids, generation, decoder, stops, trees), generation.close)
-
-    def _with_special_stops(self, params: ResolvedParams) -> ResolvedParams:
-        """Let a stop string that spells a special token stop at that token: it leaves no text."""
-        special = self.tokenizer.special_tokens
-        ids = {special[stop] for stop in params.stop_strings if stop in special}
-        for stop in params.stop_strings:
-            inside = [token for token in special if token in stop and token != stop]
-            if stop not in special and inside:
-                _log.warning(
-                    "stop=%r holds the special token %r (id %d), which leaves no text: it can only "
-                    "match where the model spells it out. Stop at one of them: the text beside it "
-                    "(stop), or the token (stop_token_ids=[%d]).",
-                    stop,
-                    inside[0],
-                    special[inside[0]],
-                    special[inside[0]],
-                )
-        ids = {token for token in ids if token < self.engine.vocab_size}
-        if not ids:
-            return params
-        return replace(params, stop_token_ids=(*params.stop_token_ids, *sorted(ids)))
-
-    def _chunks(
-        self,
-        ids: list[int],
-        generation: Generation,
-        decoder: text.IncrementalDecoder,
-        stops: text.StopStrings | None,
-        trees: bool,
-    ) -> Generator[Chunk, None, None]:
-        pieces: list[str] = []
-        logprobs: list[TokenLogprobs] = []
-        try:
-            for step in generation:
-                # With stop strings the session has shown the step's tokens to `stops` already.
-                pieces.append(decoder.push(step.token_ids) if stops is None else stops.take())
-                logprobs += step.logprobs or ()
-                tree = generation.tree if trees else None
-                yield Chunk(pieces[-1], step.token_ids, step.accepted, None, step.logprobs, tree)
-        finally:
-            generation.close()
-        if generation.finish_reason is None:  # closed by another thread
-            return
-        pieces.append(decoder.flush() if stops is None else stops.finish())
-        token_ids = generation.token_ids
-        output = GenerationOutput(
-            text="".join(pieces),
-            token_ids=token_ids,
-            finish_reason=generation.finish_reason,
-            usage=Usage(prompt_tokens=len(ids), completion_tokens=len(token_ids)),
-            stats=generation.stats,
-            logprobs=None if generation.params.logprobs is None else logprobs,
-        )
-        yield Chunk(pieces[-1], [], 0, output)
+        return stream_text(self.engine, self.tokenizer, ids, self.resolve(params), trees=trees)
 
 
 def _eos_ids(config: ModelConfig, tokenizer: text.Tokenizer) -> tuple[int, ...]:

@@ -67,19 +67,19 @@ PYTHON_RULES: Mapping[str, Rule] = {
     "turnstile": _rule({"errors"}),
     "streamers": _rule({"errors"}, "torch"),
     # 8: joins algorithm and execution, knows no text and no files
-    "engine": _rule(
-        _BASE | {"_core", "drafters", "kernels", "kv_cache", "model", "runner", "turnstile"},
-        *("torch", "numpy"),
-    ),
+    "generation": _rule(_BASE | {"_core", "runner"}, "torch", "numpy"),
+    "engine": _rule(_BASE | {"_core", "kernels", "runner", "turnstile", "generation"}),
     # 9
     "drafter_view": _rule({"errors", "_core"}, "rich"),
     "llm_arguments": _rule(_BASE | {"model"}, "torch"),
+    "text_chunks": _rule(_BASE | {"text", "engine", "generation"}),
     "llm": _rule(
         _EXECUTION
         | {
             "_core",
             "drafter_view",
             "llm_arguments",
+            "text_chunks",
             "drafters",
             "hub",
             "text",
