@@ -58,7 +58,9 @@ def render_sampled(documents: Sequence[Document]) -> str:
     rows = []
     for document in map(checked, documents):
         sets = document["results"]["sets"]
+        times = [prompt["seconds"] for prompt in document["results"]["prompts"]]
         for at, total in enumerate(sets[-1]["drafters"]):
+            slowest = min(each["none"] / each[total["drafter"]] for each in times)
             rows.append(
                 [
                     f"{document['settings']['temperature']:g}",
@@ -66,6 +68,7 @@ def render_sampled(documents: Sequence[Document]) -> str:
                     f"{total['decoding_efficiency']:.2f}",
                     f"{total['speedup']:.2f}x",
                     *(f"{entry['drafters'][at]['speedup']:.2f}x" for entry in sets[:-1]),
+                    f"{slowest:.2f}x",
                 ]
             )
     sets = documents[0]["results"]["sets"]
@@ -73,7 +76,7 @@ def render_sampled(documents: Sequence[Document]) -> str:
     names = (_set_label(entry["prompt_set"]) for entry in sets[:-1])
     return "\n\n".join(
         [
-            table(("temperature", "drafter", "DE", "speed-up", *names), rows),
+            table(("temperature", "drafter", "DE", "speed-up", *names, "slowest prompt"), rows),
             f"{sets[0]['prompts']} prompts a set, at most {settings['max_new_tokens']} tokens, "
             f"{settings['dtype']}, prefill included, against plain decoding with the same seed in "
             f"the same run; every output identical to it. {machine(documents[0])}.",

@@ -74,7 +74,7 @@ BLOCKS = (
     Block(
         "docs/drafters.md",
         "hybrid-sampled",
-        ["hybrid/sampled_0.7.json", "hybrid/sampled_1.0.json"],
+        [f"hybrid/sampled_{temperature}.json" for temperature in ("0.7", "1.0", "2.0")],
         hybrid_tables.render_sampled,
     ),
     Block("docs/cpu_tree.md", "trees", ["trees_cpu.json"], renderers.render_trees),
