@@ -98,8 +98,9 @@ ptd_status ptd_session_set_step_cost(ptd_session* session, const int32_t* rows,
     if (s.state == State::kRunning || s.state == State::kPlanned) {
       throw WrongOrder("ptd_session_set_step_cost: a request runs; call it between two requests.");
     }
-    capi::check_integer("n", static_cast<long long>(std::min<size_t>(n, kMostLength)), 1,
-                        ptd::kMaxTreeNodes);
+    if (n < 1 || n > ptd::kMaxTreeNodes) {
+      throw InvalidArgument::for_field("n", n, "1 to " + std::to_string(ptd::kMaxTreeNodes));
+    }
     capi::check_pointer("rows", rows);
     capi::check_pointer("seconds", seconds);
     capi::check_pointer("seconds_per_token", seconds_per_token);
