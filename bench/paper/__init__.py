@@ -13,7 +13,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from bench.common import add_model_arguments, choose_drafters, model_settings, positive
+from bench.common import (
+    add_model_arguments,
+    choose_drafters,
+    load_plain,
+    model_settings,
+    positive,
+)
 from bench.paper import details, plots, speed
 from bench.paper.execute import Request, limited, run_all
 from bench.paper.plan import FULL, KINDS, METHODS, QUICK, Experiment, Scale, experiments
@@ -24,7 +30,6 @@ from bench.prompt_sets import PromptSet, add_prompt_set_arguments, load_sets
 from bench.report import Document, make_table
 from ptd_engine.cli.requests import chat_form
 from ptd_engine.errors import ConfigError
-from ptd_engine.llm import LLM
 
 RUNS = "runs.jsonl"
 
@@ -157,15 +162,7 @@ def _request(
     sets: Sequence[PromptSet],
     plan: Sequence[Experiment],
 ) -> Request:
-    base = LLM.from_pretrained(
-        args.model,
-        dtype=args.dtype,
-        device=args.device,
-        kernels=args.kernels,
-        num_threads=args.threads,
-        drafter="none",
-        generation_config="none",  # the settings are those of the command line alone
-    )
+    base = load_plain(args)
     # A wrong one is named before anything runs.
     choose_drafters([label for e in plan for label in e.drafters], base.model.device.type)
     model = {**model_settings(args, base.model), "weight_bytes": base.model.weight_bytes}
